@@ -187,7 +187,9 @@ def collect(path: str | Path, prompts: Iterator[tuple[str, Prompt]], limit: int 
     found = []
     for place, item in islice(prompts, limit):
         if item.id in first_seen:
-            raise ValueError(f"{place}: id={item.id!r} is taken by {first_seen[item.id]}; ids are unique within a file")
+            raise ValueError(
+                f"{place}: id={shown(item.id)} is taken by {first_seen[item.id]}; ids are unique within a file"
+            )
         first_seen[item.id] = place
         found.append(item)
     if not found:
@@ -275,7 +277,7 @@ def field(row: Any, key: str, types: tuple[type, ...], place: str) -> Any:
     """`row[key]`, which must be there and of one of the types."""
     as_object(row, place)
     if key not in row:
-        raise ValueError(f"{place}: {key!r} is missing; found {', '.join(map(repr, row)) or 'no keys'}")
+        raise ValueError(f"{place}: {key!r} is missing; found {shown(list(row))}")
     value = row[key]
     if not isinstance(value, types) or isinstance(value, bool):
         allowed = " or ".join({str: "text", int: "an integer", list: "a list"}[kind] for kind in types)

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from importlib.metadata import version
 from pathlib import Path
@@ -128,10 +129,9 @@ def test_editable_install_finds_the_configuration_of_its_checkout_from_another_f
     run(sys.executable, "-c", build, cwd=checkout)
     (built,) = tmp_path.glob("eagle_tree-*.whl")
     zipfile.ZipFile(built).extractall(site)
-    # first in line, so that an editable install of the real checkout does not answer in its place
-    activate = f"import site, sys; finders = list(sys.meta_path); site.addsitedir({str(site)!r})\n"
-    activate += "sys.meta_path.sort(key=lambda finder: finder in finders)\n"
-    package, conf = run(sys.executable, "-c", activate + REPORT, cwd=elsewhere, PYTHONPATH="").split("\n")[:2]
+    # -S: an editable install of the real checkout goes by the same names and would answer in this one's place
+    activate = f"import site, sys; site.addsitedir({str(site)!r}); sys.path.append({sysconfig.get_path('purelib')!r})"
+    package, conf = run(sys.executable, "-S", "-c", activate + REPORT, cwd=elsewhere, PYTHONPATH="").split("\n")[:2]
     assert Path(package) == checkout / "eagle_tree"
     assert Path(conf) == checkout / "conf"
 

@@ -239,6 +239,11 @@ BAD = {
         lines({"messages": [{"role": "human", "content": "a"}]}),
         ["line 1", "'human'", "system, user, assistant"],
     ),
+    "a role that is pages long": (
+        "messages",
+        lines({"messages": [{"role": "a" * 10_000, "content": "a"}]}),
+        ["line 1", "role='aaa", "..."],
+    ),
     "an unknown speaker": (
         "sharegpt",
         '[{"conversations": [{"from": "robot", "value": "a"}]}]',
