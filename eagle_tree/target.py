@@ -190,12 +190,17 @@ class Target:
             digest.update(json.dumps(sorted(self.tokenizer.get_vocab().items())).encode())
         return digest.hexdigest()
 
-    def apply_head(self, hidden: Tensor) -> Tensor:
+    def apply_head(self, hidden: Tensor, token: Tensor | None = None) -> Tensor:
         """Logits `[…, V]` of final-norm hidden states `[…, H]`, with the model's own scale or soft-cap.
 
         The head that EAGLE-1/2 drafters borrow. Cohere scales logits up, Granite down, Gemma-2 caps them.
+        With `token [v]` given, only those tokens' logits `[…, v]`.
         """
-        logits = self.model.get_output_embeddings()(hidden)
+        head = self.model.get_output_embeddings()
+        if token is None:
+            logits = head(hidden)
+        else:
+            logits = nn.functional.linear(hidden, head.weight[token], None if head.bias is None else head.bias[token])
         if getattr(self.config, "logit_scale", None):
             logits = logits * self.config.logit_scale
         if getattr(self.config, "logits_scaling", None):

@@ -1,0 +1,175 @@
+"""Read and write drafter heads in the published layouts, with a strict report on every key.
+
+A folder holds `config.json` (a Llama config with a few more fields) and `model.safetensors` or
+`pytorch_model.bin` (read with `weights_only=True`). The kind of head is read off the keys.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import LlamaConfig
+
+from eagle_tree.drafter.eagle import EagleConfig, EagleDrafter, EagleHead, check_fits, published_taps
+
+LAYER_FIELDS = (
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "rms_norm_eps",
+    "rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+    "hidden_act",
+    "max_position_embeddings",
+)
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a checkpoint folder.
+
+    Raises:
+        FileNotFoundError: no weights there. ValueError: a file that is truncated or no weights file.
+    """
+    safe, pickled = folder / "model.safetensors", folder / "pytorch_model.bin"
+    try:
+        if safe.is_file():
+            return load_file(safe)
+        if pickled.is_file():
+            return torch.load(pickled, map_location="cpu", weights_only=True)
+    except (SafetensorError, RuntimeError, EOFError, OSError, ValueError) as error:
+        raise ValueError(f"the drafter's weights in {folder} are truncated or damaged: {error}") from error
+    except Exception as error:  # torch.load raises pickle's own kinds for anything but tensors
+        raise ValueError(f"the drafter's weights in {pickled} are not a plain tensor file: {error}") from error
+    raise FileNotFoundError(f"no model.safetensors or pytorch_model.bin in {folder}")
+
+
+def read_config(folder: Path) -> dict:
+    """The checkpoint's `config.json`."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"no config.json in {folder}")
+    try:
+        return json.loads(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+
+
+def head_config(fields: dict, weights: dict[str, Tensor], n_layers: int) -> EagleConfig:
+    """The shape of a head from its config and keys; what a config leaves out has the published default."""
+    if "midlayer.self_attn.q_proj.weight" in weights:
+        kind, layer = "eagle3", "midlayer"
+    elif "layers.0.self_attn.q_proj.weight" in weights:
+        kind, layer = "eagle", "layers.0"
+    else:
+        raise ValueError(f"neither an EAGLE-1/2 nor an EAGLE-3 head; its keys are {sorted(weights)[:6]} …")
+    if "fc.weight" not in weights:
+        raise ValueError("the checkpoint lacks fc.weight")
+    missing = [name for name in ("hidden_size", "num_attention_heads", "vocab_size") if name not in fields]
+    if missing:
+        raise ValueError(f"the drafter's config.json lacks {', '.join(missing)}")
+    taps = tuple(fields.get("eagle_taps") or published_taps(kind, n_layers))
+    shape = {name: fields[name] for name in LAYER_FIELDS if fields.get(name) is not None}
+    hidden = fields["hidden_size"]
+    fc_width = weights["fc.weight"].shape[1]
+    if kind == "eagle3":
+        target_hidden_size, draft_vocab_size = fc_width // len(taps), weights["lm_head.weight"].shape[0]
+    else:
+        target_hidden_size, draft_vocab_size = fc_width - hidden, fields["vocab_size"]
+    return EagleConfig(
+        kind=kind,
+        layer=LlamaConfig(**shape),
+        taps=taps,
+        target_hidden_size=target_hidden_size,
+        draft_vocab_size=draft_vocab_size,
+        fc_bias="fc.bias" in weights,
+        qkv_bias=f"{layer}.self_attn.q_proj.bias" in weights,
+    )
+
+
+def load_eagle(folder: str | Path, target, dtype: torch.dtype | None = None) -> EagleDrafter:
+    """An `EagleDrafter` for `target` from a checkpoint folder.
+
+    Raises:
+        FileNotFoundError, ValueError: a file is missing or damaged; a key is missing, unknown or of another
+            shape; the head does not fit the target's hidden size or vocabulary.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"drafter folder {folder} does not exist")
+    fields, weights = read_config(folder), read_weights(folder)
+    config = head_config(fields, weights, target.n_layers)
+    check_fits(config, target.hidden_size, target.vocab_size, target.n_layers)
+    embedding = weights.pop("embed_tokens.weight", None)
+    if embedding is not None and tuple(embedding.shape) != (target.vocab_size, config.layer.hidden_size):
+        raise ValueError(f"embed_tokens.weight has shape {tuple(embedding.shape)}, not the target's vocabulary")
+    head = EagleHead(config)
+    load_strictly(head, {name.replace("layers.0.", "midlayer."): tensor for name, tensor in weights.items()}, folder)
+    dtype = dtype or target.dtype
+    head = head.to(target.device, dtype)
+    embedding = target.embedding if embedding is None else embedding.to(target.device, dtype)
+    if embedding.shape[1] != config.layer.hidden_size:
+        raise ValueError(
+            f"the drafter has hidden size {config.layer.hidden_size} and no embeddings of its own; "
+            f"the target's have {embedding.shape[1]}"
+        )
+    return EagleDrafter(head, embedding, target.apply_head)
+
+
+def load_strictly(head: EagleHead, weights: dict[str, Tensor], source: Path) -> None:
+    """Load every key, or raise ValueError that lists missing, unknown and misshapen ones."""
+    own = head.state_dict()
+    problems = [f"missing {name}" for name in sorted(own.keys() - weights.keys())]
+    problems += [f"unknown {name}" for name in sorted(weights.keys() - own.keys())]
+    problems += [
+        f"{name} has shape {tuple(weights[name].shape)} instead of {tuple(own[name].shape)}"
+        for name in sorted(own.keys() & weights.keys())
+        if weights[name].shape != own[name].shape
+    ]
+    if problems:
+        raise ValueError(f"the drafter in {source} does not fit its config: {'; '.join(problems[:8])}")
+    head.load_state_dict(weights)
+
+
+def save_eagle(folder: str | Path, head: EagleHead, dtype: torch.dtype = torch.bfloat16, extra: dict | None = None):
+    """Write a head in its published layout, each file under a temporary name and then renamed.
+
+    Args:
+        extra: further fields for `config.json` (provenance such as the target's fingerprint).
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    config = head.config
+    layer = config.layer.to_dict()
+    fields = {name: layer[name] for name in LAYER_FIELDS if layer.get(name) is not None}
+    fields |= {
+        "architectures": ["LlamaForCausalLMEagle3" if config.kind == "eagle3" else "LlamaForCausalLMEagle"],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "draft_vocab_size": config.draft_vocab_size,
+        "target_hidden_size": config.target_hidden_size,
+        "bias": config.fc_bias,
+        "qkv_bias": config.qkv_bias,
+        "eagle_taps": list(config.taps),
+        **(extra or {}),
+    }
+    prefix = "midlayer." if config.kind == "eagle3" else "layers.0."
+    weights = {
+        name.replace("midlayer.", prefix): (tensor.to(dtype) if tensor.is_floating_point() else tensor).contiguous()
+        for name, tensor in head.state_dict().items()
+    }
+    temporary = folder / "model.safetensors.tmp"
+    save_file(weights, temporary)
+    os.replace(temporary, folder / "model.safetensors")
+    temporary = folder / "config.json.tmp"
+    temporary.write_text(json.dumps(fields, indent=2) + "\n")
+    os.replace(temporary, folder / "config.json")

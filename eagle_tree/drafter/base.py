@@ -1,0 +1,46 @@
+"""The drafter's seam: what `decode` asks of anything that proposes tokens."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from eagle_tree.noise import Noise
+from eagle_tree.tree import Draft, Frontier, GrowingTree
+
+
+class Drafter:
+    """Proposes candidates for the nodes of a growing tree.
+
+    A drafter keeps the state of one sequence. That state must be a function of the sequence's tokens
+    alone (however they were reached), so that every policy meets the same drafts.
+
+    Attributes:
+        taps: hidden states of the target that it reads (see `Target.tapped`); empty for none.
+        vocab_size: tokens it can propose; no node can have more candidates.
+        module: the network whose forward is timed as the drafter's; None for drafters without one.
+    """
+
+    taps: tuple[int, ...] = ()
+    vocab_size: int
+    module: nn.Module | None = None
+
+    def start(self, prompt_ids: Tensor, features: Tensor | None, pending: Tensor) -> None:
+        """Begin a sequence, forgetting the last one.
+
+        Args:
+            prompt_ids: `[n]`; features: `[n, taps * H]`, the target's at those positions; pending: `[1]`,
+            the token that follows.
+        """
+        raise NotImplementedError
+
+    def expand(self, growing: GrowingTree, frontier: Frontier, noise: Noise) -> Draft:
+        """Candidates for every frontier node, in one batched forward. `noise` serves sampled drafts."""
+        raise NotImplementedError
+
+    def advance(self, tokens: Tensor, features: Tensor | None) -> None:
+        """Follow a pass: `tokens [m]`, the accepted ones and the new pending token last.
+
+        `features [m, taps * H]` row j was taken at the position *before* token j. The work may be deferred
+        to the next `expand`, since a policy may skip drafting for a while.
+        """
+        raise NotImplementedError
