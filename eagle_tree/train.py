@@ -208,7 +208,7 @@ def self_fed_loss(
             values.append(value.repeat_interleave(groups, 1))
             return chain_attention(query, keys, values)
 
-        state = head(embedding[token].float(), state, position, attend)
+        state = head.step(embedding[token].float(), state, position, attend)
         law = batch.law[:, 1 + step : 1 + step + rows]
         learnt = batch.learnt[:, 1 + step : 1 + step + rows]
         logits = head.lm_head(head.norm(state[learnt])).float()

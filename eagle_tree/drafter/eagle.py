@@ -167,7 +167,7 @@ class EagleHead(nn.Module):
         """The state that a committed row starts from: the fused taps, or the feature itself."""
         return self.fc(tapped) if self.config.kind == "eagle3" else tapped
 
-    def forward(self, embedding: Tensor, state: Tensor, position: Tensor, attend: Attend) -> Tensor:
+    def step(self, embedding: Tensor, state: Tensor, position: Tensor, attend: Attend) -> Tensor:
         """One step of every row.
 
         Args:
@@ -181,9 +181,19 @@ class EagleHead(nn.Module):
             state = self.fc(torch.cat([embedding, state], -1))
         return self.midlayer(embedding, state, self.rotary(state, position), attend)
 
-    def logits(self, state: Tensor, borrowed_head: Callable[[Tensor], Tensor]) -> Tensor:
-        """Draft logits `[…, draft vocab]`; EAGLE-1/2 borrows the target's head."""
-        return self.lm_head(self.norm(state)) if self.config.kind == "eagle3" else borrowed_head(state)
+    def forward(
+        self,
+        embedding: Tensor,
+        state: Tensor,
+        position: Tensor,
+        attend: Attend,
+        borrowed_head: Callable[[Tensor], Tensor],
+        n_read: int,
+    ) -> tuple[Tensor, Tensor]:
+        """`step`, and the draft logits `[B, n_read, draft vocab]` of the last rows; EAGLE-1/2 borrows the target's head."""
+        state = self.step(embedding, state, position, attend)
+        last = state[:, -n_read:]
+        return state, self.lm_head(self.norm(last)) if self.config.kind == "eagle3" else borrowed_head(last)
 
 
 @dataclass
@@ -202,12 +212,13 @@ class DraftTreeState:
 
 @dataclass
 class Sequence:
-    """The committed prefix: how many rows are in the cache, and rows still to be computed."""
+    """The committed prefix: rows in the cache, rows still to be computed, and the last one's outputs."""
 
     rows: int = 0
     tokens: list[Tensor] = field(default_factory=list)
     features: list[Tensor] = field(default_factory=list)
     last_state: Tensor | None = None
+    last_logits: Tensor | None = None
 
 
 class EagleDrafter(Drafter):
@@ -246,14 +257,14 @@ class EagleDrafter(Drafter):
 
     @torch.inference_mode()
     def expand(self, growing: GrowingTree, frontier: Frontier, noise: Noise) -> Draft:
-        state = self._expand_root(growing) if not growing.levels else self._expand_nodes(growing, frontier.node)
-        log_q = self.head.logits(state, self.borrowed_head).float().log_softmax(-1)
+        logits = self._expand_root(growing) if not growing.levels else self._expand_nodes(growing, frontier.node)
+        log_q = logits.float().log_softmax(-1)
         log_conf, index = stable_topk(log_q, frontier.n_candidates)
         entropy = -(log_q.exp() * log_q).nan_to_num(0.0).sum(-1)
         return Draft(self.target_id[index], log_conf, entropy)
 
     def _expand_root(self, growing: GrowingTree) -> Tensor:
-        """Commit the rows that wait; the last one's output is the root's."""
+        """Commit the rows that wait; the last one's output is the root's. Returns its logits `[1, draft vocab]`."""
         sequence = self.sequence
         self.cache.reset(length=sequence.rows)
         if sequence.tokens:
@@ -261,12 +272,13 @@ class EagleDrafter(Drafter):
             n, before = tokens.shape[0], sequence.rows
             position = before + torch.arange(n, device=tokens.device)
             visible = torch.arange(before + n, device=tokens.device) <= position[:, None]
-            state = self._run(tokens, self.head.feature(features.to(self.head.fc.weight)), position, visible)
+            feature = self.head.feature(features.to(self.head.fc.weight))
+            state, sequence.last_logits = self._run(tokens, feature, position, visible, 1)
             sequence.rows, sequence.last_state = before + n, state[-1:]
             sequence.tokens, sequence.features = [], []
         ones = torch.ones(1, 1, dtype=torch.bool, device=growing.token.device)
         self.tree = DraftTreeState(sequence.last_state, ones, torch.zeros_like(growing.token))
-        return sequence.last_state
+        return sequence.last_logits
 
     def _expand_nodes(self, growing: GrowingTree, node: Tensor) -> Tensor:
         """One forward over the frontier; each node sees the prefix, its expanded ancestors and itself."""
@@ -278,15 +290,17 @@ class EagleDrafter(Drafter):
         # slot 0, the root, is a committed row; the columns behind the prefix are the slots from 1 on
         visible = torch.cat([itself.new_ones(count, rows), ancestors[:, 1:]], 1)
         position = rows - 1 + growing.depth[node]
-        state = self._run(growing.token[node], tree.state[parent_slot], position, visible)
+        state, logits = self._run(growing.token[node], tree.state[parent_slot], position, visible, count)
 
         slot = F.pad(tree.slot, (0, growing.token.shape[0] - tree.slot.shape[0]), value=-1)
         slot[node] = before + torch.arange(count, device=device)
         older = F.pad(tree.ancestors, (0, count))
         self.tree = DraftTreeState(torch.cat([tree.state, state]), torch.cat([older, ancestors]), slot)
-        return state
+        return logits
 
-    def _run(self, token: Tensor, state: Tensor, position: Tensor, visible: Tensor) -> Tensor:
+    def _run(
+        self, token: Tensor, state: Tensor, position: Tensor, visible: Tensor, n_read: int
+    ) -> tuple[Tensor, Tensor]:
         """Forward of rows `[n]` that are appended to the cache and see `visible [n, cached + n]`."""
 
         def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -296,7 +310,8 @@ class EagleDrafter(Drafter):
             return F.scaled_dot_product_attention(query, keys, values, attn_mask=visible)
 
         embedding = self.embedding[token].to(state.dtype)
-        return self.head(embedding[None], state[None], position[None], attend)[0]
+        state, logits = self.head(embedding[None], state[None], position[None], attend, self.borrowed_head, n_read)
+        return state[0], logits[0]
 
 
 def check_fits(config: EagleConfig, hidden_size: int, vocab_size: int, n_layers: int) -> None:

@@ -1,0 +1,69 @@
+"""Tiny random models, in fp64 unless a test says otherwise: exact enough to compare to 1e-10."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from eagle_tree.drafter.eagle import EagleConfig, EagleDrafter, EagleHead, published_taps
+from eagle_tree.target import Target
+
+VOCAB = 61
+SHAPE = dict(
+    vocab_size=VOCAB,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    max_position_embeddings=256,
+    eos_token_id=None,
+    bos_token_id=None,
+    pad_token_id=None,
+)
+
+
+def build_target(kind: str = "llama", attention: str = "sdpa", dtype=torch.float64, seed: int = 0, **changes) -> Target:
+    """A tiny random target: `llama`, `mistral` (a window of 5 in all layers) or `qwen3` (a window in half of them)."""
+    shape = {**SHAPE, **changes, "attn_implementation": attention}
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        if kind == "llama":
+            model = LlamaForCausalLM(LlamaConfig(**shape))
+        elif kind == "mistral":
+            model = MistralForCausalLM(MistralConfig(sliding_window=5, **shape))
+        else:
+            windows = dict(use_sliding_window=True, sliding_window=5, max_window_layers=2)
+            model = Qwen3ForCausalLM(Qwen3Config(**windows, **shape))
+        for parameter in model.parameters():  # the default initialisation is too flat to tell nodes apart
+            if parameter.dim() > 1:
+                parameter.data.normal_(std=0.3)
+    return Target(model.to(dtype), name=f"tiny-{kind}")
+
+
+def build_drafter(target: Target, kind: str = "eagle3", draft_vocab: int | None = None, seed: int = 1) -> EagleDrafter:
+    """A head of random weights that fits a target."""
+    layer = LlamaConfig(**{**SHAPE, "num_hidden_layers": 1, "vocab_size": target.vocab_size})
+    taps = published_taps(kind, target.n_layers)
+    config = EagleConfig(kind, layer, taps, target.hidden_size, draft_vocab or target.vocab_size)
+    head = EagleHead.random(config, seed).to(target.dtype)
+    return EagleDrafter(head, target.embedding, target.apply_head)
+
+
+@pytest.fixture(scope="session")
+def target() -> Target:
+    return build_target()
+
+
+@pytest.fixture(scope="session")
+def drafter(target: Target) -> EagleDrafter:
+    return build_drafter(target)
