@@ -18,6 +18,7 @@ from transformers import LlamaConfig
 
 from eagle_tree.drafter.eagle import EagleConfig, EagleDrafter, EagleHead, check_fits, published_taps
 
+BUNDLED = Path(__file__).parent / "assets" / "smollm2-135m-eagle3"
 LAYER_FIELDS = (
     "hidden_size",
     "intermediate_size",
@@ -123,6 +124,38 @@ def load_eagle(folder: str | Path, target, dtype: torch.dtype | None = None) -> 
             f"the target's have {embedding.shape[1]}"
         )
     return EagleDrafter(head, embedding, target.apply_head)
+
+
+def load_bundled(target, dtype: torch.dtype | None = None) -> EagleDrafter:
+    """The head that ships with the package, for the bundled target only.
+
+    Raises:
+        ValueError: the target is another model.
+    """
+    made_for = read_config(BUNDLED).get("target_fingerprint")
+    if target.fingerprint != made_for:
+        raise ValueError(
+            f"the bundled drafter was trained for {made_for}, not for {target.name} ({target.fingerprint})"
+        )
+    return load_eagle(BUNDLED, target, dtype)
+
+
+def random_eagle(target, seed: int = 0) -> EagleDrafter:
+    """An EAGLE-3 head of random weights that fits a target: the drafter that knows nothing."""
+    source = target.config
+    layer = LlamaConfig(
+        hidden_size=source.hidden_size,
+        intermediate_size=2 * source.hidden_size,
+        num_attention_heads=source.num_attention_heads,
+        num_key_value_heads=getattr(source, "num_key_value_heads", None) or source.num_attention_heads,
+        head_dim=getattr(source, "head_dim", None) or source.hidden_size // source.num_attention_heads,
+        vocab_size=source.vocab_size,
+        max_position_embeddings=source.max_position_embeddings,
+    )
+    taps = published_taps("eagle3", target.n_layers)
+    config = EagleConfig("eagle3", layer, taps, target.hidden_size, min(8192, source.vocab_size))
+    head = EagleHead.random(config, seed).to(target.device, target.dtype)
+    return EagleDrafter(head, target.embedding, target.apply_head)
 
 
 def load_strictly(head: EagleHead, weights: dict[str, Tensor], source: Path) -> None:

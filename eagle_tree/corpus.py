@@ -214,8 +214,10 @@ def build(
     prompts: list[list[int]],
     settings: Settings,
     progress: Callable[[int], None] = lambda tokens: None,
-) -> tuple[int, int]:
-    """Grow the corpus in `folder` until it holds `settings.answer_tokens`; returns (sequences, answer tokens).
+) -> tuple[int, int, int]:
+    """Grow the corpus in `folder` until it holds `settings.answer_tokens`.
+
+    Returns sequences, answer tokens, and how many of the tokens are new.
 
     A run that was killed goes on from its finished shards. Raises ValueError when the folder holds the
     corpus of another target.
@@ -225,6 +227,7 @@ def build(
     done = load(folder, target.fingerprint) if shards else []
     seen = {digest(sequence.prompt_ids) for sequence in done}
     tokens, sequences = sum(len(s.answer_ids) for s in done), len(done)
+    before = tokens
     progress(tokens)
     waiting: list[Sequence] = []
     samples = sample(target, prompts, settings, seen, settings.seed * 1_000_003 + len(shards))
@@ -240,7 +243,7 @@ def build(
             shards, waiting = shard_paths(folder), []
         if sequence is None:
             break
-    return sequences, tokens
+    return sequences, tokens, tokens - before
 
 
 def shard_paths(folder: Path) -> list[Path]:

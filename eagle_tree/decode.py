@@ -214,9 +214,7 @@ class Measured:
     surprisal: Tensor
 
 
-def measure(
-    rule: Match, tree: Tree, law: Law, accepted: Accepted, growing: GrowingTree, index: Tensor
-) -> Measured:
+def measure(rule: Match, tree: Tree, law: Law, accepted: Accepted, growing: GrowingTree, index: Tensor) -> Measured:
     """What the target thinks of every node: costs a pass over the vocabulary per node."""
     log_prob = law.node_log_prob(tree)
     count = tree.token.shape[0]

@@ -170,7 +170,9 @@ def observe(target: Target, chosen: list[Example], taps: tuple[int, ...]) -> lis
     hidden, log_z = states[target.n_layers], logits.float().logsumexp(-1)
     lengths = [example.token.shape[0] for example in chosen]
     # cloned, so that what is remembered does not hold the padded batch
-    return [Observed(feature[i, :n].clone(), hidden[i, :n].clone(), log_z[i, :n].clone()) for i, n in enumerate(lengths)]
+    return [
+        Observed(feature[i, :n].clone(), hidden[i, :n].clone(), log_z[i, :n].clone()) for i, n in enumerate(lengths)
+    ]
 
 
 @torch.no_grad()

@@ -1,8 +1,29 @@
-"""What every verb shares."""
+"""What every verb shares: configuration to objects, provenance, the last line."""
 
 from __future__ import annotations
 
+import json
+import os
+import platform
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from hydra import main as hydra_main
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from eagle_tree import __version__
+from eagle_tree.drafter.base import Drafter
+from eagle_tree.policy import Policy
+from eagle_tree.prompts import Prompt, load_prompts
+from eagle_tree.target import Target
 
 
 def conf_dir() -> Path:
@@ -19,3 +40,131 @@ def conf_dir() -> Path:
         if (folder / "bench.yaml").is_file():
             return folder
     raise FileNotFoundError(f"no configuration in {package / 'conf'} or {package.parent / 'conf'}; install again")
+
+
+class UserError(Exception):
+    """A mistake that its message explains; shown without a traceback."""
+
+
+def run_verb(verb: str, task: Callable[[DictConfig], dict[str, Any]], arguments: list[str]) -> int:
+    """Compose `conf/<verb>.yaml` with the overrides, run the task, print its result as one JSON line.
+
+    Returns:
+        the exit status: 0 only if the task did its job; 130 after Ctrl-C. Errors go to standard error.
+    """
+    status = 1
+
+    def wrapped(config: DictConfig) -> None:
+        nonlocal status
+        try:
+            result = task(config)
+        except KeyboardInterrupt as interrupt:
+            print(f"eagle-tree {verb}: interrupted; {interrupt}", file=sys.stderr)
+            status = 130
+        except (UserError, ValueError, OSError, ArithmeticError) as error:
+            print(f"eagle-tree {verb}: error: {error}", file=sys.stderr)
+        else:
+            print(json.dumps({"verb": verb, **result}, default=str), flush=True)
+            status = 0
+
+    sys.argv = [f"eagle-tree {verb}", *arguments]
+    hydra_main(version_base="1.3", config_path=str(conf_dir()), config_name=verb)(wrapped)()
+    return status
+
+
+def build(config: DictConfig) -> Callable[..., Any]:
+    """The object that a config node with `_target_` describes, still to be called with what is not configuration."""
+    return instantiate(config, _convert_="all", _partial_=True)
+
+
+def build_target(config: DictConfig) -> Target:
+    """The target of a config."""
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    return Target.from_pretrained(**OmegaConf.to_container(config, resolve=True))
+
+
+def build_drafter(config: DictConfig, target: Target) -> Drafter:
+    """The drafter of a config, for a target."""
+    return build(config)(target=target)
+
+
+def build_policy(config: DictConfig) -> Policy:
+    """The policy of a config. EAGLE's `total_token` counts the root: it becomes `budget` here, once."""
+    fields = OmegaConf.to_container(config, resolve=True)
+    total_token = fields.pop("total_token", None)
+    if total_token is not None:
+        if not isinstance(total_token, int) or total_token < 2:
+            raise ValueError(f"total_token={total_token!r} must be an integer >= 2 (it counts the root)")
+        fields["budget"] = total_token - 1
+    try:
+        return build(OmegaConf.create(fields))()
+    except TypeError as error:
+        raise ValueError(f"policy: {error}") from None
+
+
+def named_policy(name: str) -> DictConfig:
+    """The config of a policy by its name in `conf/policy`."""
+    path = conf_dir() / "policy" / f"{name}.yaml"
+    if not path.is_file():
+        known = ", ".join(sorted(file.stem for file in path.parent.glob("*.yaml")))
+        raise ValueError(f"compare: unknown policy {name!r}; known are {known}")
+    return OmegaConf.load(path)
+
+
+def encode_prompts(config: DictConfig, target: Target) -> list[tuple[Prompt, list[int]]]:
+    """The prompts of a data config with their token ids under the target's chat template."""
+    prompts = load_prompts(config.kind, config.path, config.limit)
+    return [(prompt, target.encode_chat(list(prompt.messages))) for prompt in prompts]
+
+
+def new_run_folder(config: DictConfig, verb: str) -> Path:
+    """Where a run writes: `run` if given, else a name that two runs of the same second do not share."""
+    if config.run is not None:
+        return Path(config.run)
+    return Path(config.output) / f"{verb}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+def provenance(target: Target, config: DictConfig) -> dict[str, Any]:
+    """What a measurement was taken on: commit, versions, device, threads, and the whole configuration."""
+    device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else cpu_name()
+    return {
+        "commit": commit(),
+        "versions": {
+            "eagle_tree": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+        "device": device,
+        "threads": torch.get_num_threads(),
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "target_fingerprint": target.fingerprint,
+        "config": OmegaConf.to_container(config, resolve=True),
+    }
+
+
+def commit() -> str:
+    """The checkout's commit, marked if files differ from it; "unknown" outside a checkout."""
+    folder = Path(__file__).resolve().parents[2]
+    if not (folder / ".git").exists():
+        return "unknown"
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True).stdout.strip()
+
+    return (git("rev-parse", "--short", "HEAD") or "unknown") + ("-dirty" if git("status", "--porcelain") else "")
+
+
+def cpu_name() -> str:
+    """The processor's model and the number of cores this process may use."""
+    name = platform.processor() or platform.machine()
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                name = line.split(":", 1)[1].strip()
+                break
+    except OSError:
+        pass
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{name}, {cores} cores"

@@ -317,7 +317,9 @@ class EagleDrafter(Drafter):
 def check_fits(config: EagleConfig, hidden_size: int, vocab_size: int, n_layers: int) -> None:
     """Raise ValueError unless a head of this shape can read a target of that shape."""
     if config.target_hidden_size != hidden_size:
-        raise ValueError(f"the drafter reads features of size {config.target_hidden_size}, the target has {hidden_size}")
+        raise ValueError(
+            f"the drafter reads features of size {config.target_hidden_size}, the target has {hidden_size}"
+        )
     if config.layer.vocab_size != vocab_size:
         raise ValueError(f"the drafter's vocabulary has {config.layer.vocab_size} tokens, the target's {vocab_size}")
     if max(config.taps) > n_layers:

@@ -1,0 +1,127 @@
+"""Estimators over recorded passes: sums, never averages of ratios; intervals from a bootstrap over prompts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+RESAMPLES = 2000
+INTERVAL = (2.5, 97.5)
+
+
+def resampled_sums(per_prompt: np.ndarray, seed: int = 0) -> np.ndarray:
+    """Column sums of bootstrap resamples: `per_prompt [P, C]` to `[RESAMPLES, C]`.
+
+    The prompt is the unit that was drawn: passes of one prompt are not independent.
+    """
+    count = per_prompt.shape[0]
+    weight = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=RESAMPLES)
+    return weight @ per_prompt
+
+
+def ratio(per_prompt: pd.DataFrame, numerator: str, denominator: str) -> tuple[float, float, float]:
+    """A ratio of sums over prompts with its 95 % interval; the interval of a single prompt is NaN."""
+    values = per_prompt[[numerator, denominator]].to_numpy(float)
+    total = values.sum(0)
+    estimate = total[0] / total[1] if total[1] else float("nan")
+    if len(values) < 2 or not total[1]:
+        return estimate, float("nan"), float("nan")
+    sums = resampled_sums(values)
+    low, high = np.percentile(sums[:, 0] / sums[:, 1], INTERVAL)
+    return estimate, low, high
+
+
+def meter(passes: pd.DataFrame, column: str) -> tuple[float, float]:
+    """Mean of a live meter over passes and its standard error (DESIGN §4): mean zero when lossless."""
+    values = passes[column].dropna().to_numpy(float)
+    if len(values) < 2:
+        return float("nan"), float("nan")
+    return values.mean(), values.std(ddof=1) / np.sqrt(len(values))
+
+
+def summarise(passes: pd.DataFrame, outputs: pd.DataFrame) -> pd.DataFrame:
+    """One row a policy, in the order of their first appearance.
+
+    Columns:
+        tau, tau_low, tau_high: tokens per pass, prefill's own token excluded, bonus included;
+        expected_draft, expected_target, realised: means per pass, before truncation;
+        accepted_share: accepted over verified draft nodes;
+        tokens_per_second: tokens of the passes over decoding time, node recording (record_s) taken out;
+        speedup, speedup_low, speedup_high: against the policy `autoregressive` on the same prompts, paired
+        by prompt (NaN without it);
+        *_share: of the pass time without recording: target forward, drafter forward, the rest (overhead);
+        record_share: recording over that same time;
+        acceptance_meter, surprisal_meter (mean, and standard error in *_error).
+    """
+    per_prompt = passes.groupby(["policy", "prompt_id"], sort=False).agg(
+        passes=("pass_id", "size"), emitted=("emitted", "sum"), record_s=("record_s", "sum")
+    )
+    seconds = outputs.set_index(["policy", "prompt_id"])["decode_s"]
+    per_prompt["seconds"] = seconds.reindex(per_prompt.index) - per_prompt["record_s"]
+    baseline = None
+    if "autoregressive" in per_prompt.index.get_level_values("policy"):
+        baseline = per_prompt.loc["autoregressive"]
+    rows = []
+    for policy, group in passes.groupby("policy", sort=False):
+        prompts = per_prompt.loc[policy]
+        tau, low, high = ratio(prompts, "emitted", "passes")
+        speed, _, _ = ratio(prompts, "emitted", "seconds")
+        total = group[["pass_s", "record_s", "target_forward_s", "drafter_forward_s"]].sum()
+        busy = total.pass_s - total.record_s
+        row = {
+            "policy": policy,
+            "prompts": len(prompts),
+            "passes": len(group),
+            "tau": tau,
+            "tau_low": low,
+            "tau_high": high,
+            "expected_draft": group.expected_draft.mean(),
+            "expected_target": group.expected_target.mean(),
+            "realised": group.accepted.mean() + 1,
+            "accepted_share": group.accepted.sum() / max(1, group.n_nodes.sum()),
+            "tokens_per_second": speed,
+            **dict(zip(("speedup", "speedup_low", "speedup_high"), speedup(prompts, baseline), strict=True)),
+            "target_share": total.target_forward_s / busy,
+            "drafter_share": total.drafter_forward_s / busy,
+            "overhead_share": 1 - (total.target_forward_s + total.drafter_forward_s) / busy,
+            "record_share": total.record_s / busy,
+        }
+        for name in ("acceptance_meter", "surprisal_meter"):
+            row[name], row[f"{name}_error"] = meter(group, name)
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def speedup(prompts: pd.DataFrame, baseline: pd.DataFrame | None) -> tuple[float, float, float]:
+    """Tokens per second over the baseline's, on the prompts both have, with a paired 95 % interval."""
+    if baseline is None:
+        return (float("nan"),) * 3
+    both = prompts.join(baseline, rsuffix="_baseline", how="inner")
+    values = both[["emitted", "seconds", "emitted_baseline", "seconds_baseline"]].to_numpy(float)
+
+    def of(sums: np.ndarray) -> np.ndarray:
+        return (sums[..., 0] / sums[..., 1]) / (sums[..., 2] / sums[..., 3])
+
+    if len(values) < 2:
+        return (float(of(values.sum(0))) if len(values) else float("nan"), float("nan"), float("nan"))
+    low, high = np.percentile(of(resampled_sums(values)), INTERVAL)
+    return float(of(values.sum(0))), low, high
+
+
+def binned(passes: pd.DataFrame, column: str, bins: int = 8) -> pd.DataFrame:
+    """Realised tokens by quantile bins of an expectation: columns expected, realised, error (standard), count."""
+    data = passes[[column, "accepted"]].dropna()
+    realised = data.accepted + 1
+    edges = np.unique(np.quantile(data[column], np.linspace(0, 1, bins + 1)))
+    if len(edges) < 2:
+        edges = np.array([edges[0] - 0.5, edges[0] + 0.5])
+    place = np.clip(np.searchsorted(edges, data[column], side="right") - 1, 0, len(edges) - 2)
+    grouped = pd.DataFrame({"bin": place, "expected": data[column], "realised": realised}).groupby("bin")
+    return pd.DataFrame(
+        {
+            "expected": grouped.expected.mean(),
+            "realised": grouped.realised.mean(),
+            "error": grouped.realised.sem().fillna(0.0),
+            "count": grouped.size(),
+        }
+    ).reset_index(drop=True)

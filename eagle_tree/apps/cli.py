@@ -1,0 +1,39 @@
+"""`eagle-tree <verb> [hydra overrides]`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+VERBS = {
+    "bench": "compare policies on the same prompts: tokens per pass, expected and realised, speed",
+    "generate": "stream one answer with accepted runs marked",
+    "corpus": "let a target answer prompts, to train a drafter on",
+    "train": "train an EAGLE-3 head for a target on its corpus",
+}
+
+
+def usage() -> str:
+    """The list of verbs."""
+    lines = [f"  {verb:10s} {role}" for verb, role in VERBS.items()]
+    return "\n".join(
+        ["usage: eagle-tree <verb> [overrides]", "", *lines, "", "eagle-tree <verb> --help shows its options."]
+    )
+
+
+def main() -> int:
+    """Entry point of the console command."""
+    arguments = sys.argv[1:]
+    if arguments and arguments[0] in ("-h", "--help"):
+        print(usage())
+        return 0
+    if not arguments or arguments[0] not in VERBS:
+        print(usage(), file=sys.stderr)
+        if arguments:
+            print(f"\neagle-tree: error: unknown verb {arguments[0]!r}", file=sys.stderr)
+        return 2
+    return importlib.import_module(f"eagle_tree.apps.{arguments[0]}").main(arguments[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""One function per figure: a data frame in, a matplotlib figure out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from eagle_tree.analysis import binned
+
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe-Ito, colour-blind safe
+MARKERS = "osD^vPX"
+
+
+def expected_against_realised(passes: pd.DataFrame, title: str = "") -> Figure:
+    """Tokens per pass that were expected and that came, by policy.
+
+    Left: what the drafter's confidences promised (1 + sum of exp(score)). Right: what the target's own
+    probabilities of the drafted nodes promised (1 + sum of reach). Points are quantile bins of passes
+    with two standard errors; on the diagonal the promise was kept.
+    """
+    figure = Figure(figsize=(9.5, 4.4), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    drafting = [(name, group) for name, group in passes.groupby("policy", sort=False) if group.n_nodes.any()]
+    for axis, column, label in (
+        (panels[0], "expected_draft", "expected by the drafter (tokens per pass)"),
+        (panels[1], "expected_target", "expected under the target (tokens per pass)"),
+    ):
+        top = 1.5
+        for index, (name, group) in enumerate(drafting):
+            points = binned(group, column) if group[column].notna().any() else None
+            if points is None:
+                continue
+            style = {"color": COLORS[index % len(COLORS)], "marker": MARKERS[index % len(MARKERS)]}
+            text = f"{name} (n = {len(group)})"
+            axis.errorbar(points.expected, points.realised, 2 * points.error, label=text, capsize=2, ms=5, **style)
+            top = max(top, points.expected.max(), (points.realised + 2 * points.error).max())
+        axis.plot([1, top], [1, top], color="0.6", lw=1, ls="--", zorder=0)
+        axis.set(xlabel=label, xlim=(0.9, 1.05 * top), ylim=(0.9, None))
+        axis.grid(alpha=0.25)
+    panels[0].set_ylabel("realised (tokens per pass)")
+    if drafting:
+        panels[0].legend(frameon=False, fontsize=9)
+    figure.suptitle(title or "Expected and realised tokens per pass", fontsize=11)
+    return figure
+
+
+def training_curve(metrics: pd.DataFrame) -> Figure:
+    """Loss, and agreement with the target's first choice by self-fed depth, against optimiser steps."""
+    figure = Figure(figsize=(9.5, 3.8), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    smooth = metrics.drop(columns="step").rolling(max(1, len(metrics) // 50), min_periods=1).mean()
+    left.plot(metrics.step, metrics.loss, color="0.8", lw=0.6)
+    left.plot(metrics.step, smooth.loss, color=COLORS[0])
+    left.set(xlabel="optimiser step", ylabel="loss (nats, weighted sum over depths)")
+    left.set_ylim(0, metrics.loss.quantile(0.98) * 1.2)
+    for index, name in enumerate(column for column in metrics if column.startswith("agreement_")):
+        depth = name.removeprefix("agreement_")
+        right.plot(metrics.step, smooth[name], color=COLORS[index % len(COLORS)], label=f"depth {depth}")
+    right.set(xlabel="optimiser step", ylabel="share of positions that agree", ylim=(0, None))
+    right.legend(frameon=False, fontsize=9)
+    for axis in (left, right):
+        axis.grid(alpha=0.25)
+    return figure
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a PNG under a temporary name, then rename it."""
+    temporary = path.with_suffix(".tmp")
+    figure.savefig(temporary, format="png", dpi=130)
+    temporary.replace(path)
