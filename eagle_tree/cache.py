@@ -14,6 +14,7 @@ it. It differs from transformers' own caches in what a draft tree needs:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -160,7 +161,7 @@ class KVCache(Cache):
         if len(paths) != len(self.layers[0].lengths):
             raise ValueError(f"{len(paths)} paths given for {len(self.layers[0].lengths)} rows")
         for path in paths:
-            if any(not 0 <= node < block for node in path) or any(b <= a for a, b in zip(path, path[1:])):
+            if any(not 0 <= node < block for node in path) or any(b <= a for a, b in pairwise(path)):
                 raise ValueError(f"path {list(path)} must ascend within the last block of {block} entries")
         for row, path in enumerate(paths):
             start = self.layers[0].lengths[row] - block

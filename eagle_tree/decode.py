@@ -104,6 +104,7 @@ def generate(
     """
     sampling = sampling or Sampling(temperature, top_k, top_p)
     check_request(target, drafter, policy, prompt_ids, max_new_tokens, sampling)
+    drafter = drafter if policy.max_candidates() else None  # a policy that never drafts pays for no drafter
     rule = rule or Match()
     cache = cache or target.new_cache()
     cache.reset()
@@ -357,5 +358,6 @@ def check_request(
         raise ValueError(f"{type(policy).__name__} drafts, but drafter is None")
     if drafter is not None and wanted > drafter.vocab_size:
         raise ValueError(
-            f"{type(policy).__name__} asks for top_k={wanted} candidates; the drafter's vocabulary has {drafter.vocab_size}"
+            f"{type(policy).__name__} asks for top_k={wanted} candidates a node; "
+            f"the drafter's vocabulary has {drafter.vocab_size}"
         )

@@ -31,7 +31,7 @@ class Policy:
     """The seam. A subclass overrides `frontier` and `select`; `observe` where it learns."""
 
     def max_candidates(self) -> int:
-        """The most candidates it asks of one node; checked against the drafter's vocabulary at the door."""
+        """The most candidates it asks of one node: at most the drafter's vocabulary; 0 means that it never drafts."""
         return 0
 
     def frontier(self, growing: GrowingTree, draft: Draft | None) -> Frontier | None:

@@ -177,7 +177,7 @@ def observe(target: Target, chosen: list[Example], taps: tuple[int, ...]) -> lis
 
 @torch.no_grad()
 def make_batch(target: Target, chosen: list[Example], seen: list[Observed], draft_tokens: Tensor) -> Batch:
-    """Pad a batch. The law is restricted to the draft vocabulary and not renormalised: what lies outside weighs nothing."""
+    """Pad a batch. The law is restricted to the draft vocabulary and not renormalised."""
     token = pad_sequence([example.token for example in chosen], batch_first=True).to(target.device)
     learnt = pad_sequence([example.learnt for example in chosen], batch_first=True).to(target.device)
     logits = target.apply_head(pad_sequence([one.hidden for one in seen], batch_first=True), draft_tokens)

@@ -190,7 +190,10 @@ class EagleHead(nn.Module):
         borrowed_head: Callable[[Tensor], Tensor],
         n_read: int,
     ) -> tuple[Tensor, Tensor]:
-        """`step`, and the draft logits `[B, n_read, draft vocab]` of the last rows; EAGLE-1/2 borrows the target's head."""
+        """`step`, and the draft logits `[B, n_read, draft vocab]` of the last `n_read` rows.
+
+        EAGLE-1/2 borrows the target's head for them.
+        """
         state = self.step(embedding, state, position, attend)
         last = state[:, -n_read:]
         return state, self.lm_head(self.norm(last)) if self.config.kind == "eagle3" else borrowed_head(last)
