@@ -151,6 +151,7 @@ class KVCache(Cache):
         """Positions that the longest row can still take."""
         return self.max_length - max(self.layers[0].lengths)
 
+    @torch.inference_mode()  # the buffers belong to the mode that the forward ran in
     def keep(self, paths: Sequence[Sequence[int]]) -> None:
         """Of the block appended last, keep each row's `path` (ascending block indices), in its order.
 

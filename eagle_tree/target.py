@@ -231,6 +231,11 @@ class Target:
         Returns:
             `logits [1, V]` after the last token and `features [n, taps * H]` of every position.
         """
+        if prompt_ids.shape[0] == 1:
+            # A tree of its root alone: transformers gives a lone query no mask, and would let it see all of a
+            # fixed-capacity buffer.
+            root = Tree(prompt_ids, torch.full_like(prompt_ids, -1), torch.zeros_like(prompt_ids).float(), 0)
+            return self.verify([root], cache, taps)[0]
         keywords = {"logits_to_keep": 1} if self.slices_logits else {}
         logits, features = self._forward(prompt_ids[None], None, None, cache, taps, keywords)
         return Verified(logits[0, -1:], None if features is None else features[0])
@@ -340,6 +345,7 @@ class Target:
         for tap in taps:
             if not 0 <= tap <= self.n_layers:
                 raise ValueError(f"tap {tap} is outside 0…{self.n_layers} of {self.name}")
+        for tap in taps:
             if tap == self.n_layers:
                 handles.append(self.decoder.register_forward_hook(read_last))
             else:

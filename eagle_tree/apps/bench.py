@@ -46,9 +46,12 @@ def bench(config: DictConfig) -> dict[str, Any]:
     policies = chosen_policies(config)
     sampling = Sampling(config.temperature, config.top_k, config.top_p)
     rule = common.build(config.accept)()
+    prompts = common.read_prompts(config.data)
+    if not prompts:
+        raise common.UserError("data: no prompts to decode")
     target = common.build_target(config.target)
     drafter = common.build_drafter(config.drafter, target)
-    prompts = common.encode_prompts(config.data, target)
+    prompts = [(prompt, target.encode_chat(list(prompt.messages))) for prompt in prompts]
     for prompt, ids in prompts:
         for policy in policies.values():
             try:

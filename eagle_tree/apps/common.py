@@ -16,8 +16,10 @@ from typing import Any
 import torch
 import transformers
 from hydra import main as hydra_main
+from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from eagle_tree import __version__
 from eagle_tree.drafter.base import Drafter
@@ -49,6 +51,8 @@ class UserError(Exception):
 def run_verb(verb: str, task: Callable[[DictConfig], dict[str, Any]], arguments: list[str]) -> int:
     """Compose `conf/<verb>.yaml` with the overrides, run the task, print its result as one JSON line.
 
+    Errors that a user can cause are shown without a traceback.
+
     Returns:
         the exit status: 0 only if the task did its job; 130 after Ctrl-C. Errors go to standard error.
     """
@@ -61,7 +65,14 @@ def run_verb(verb: str, task: Callable[[DictConfig], dict[str, Any]], arguments:
         except KeyboardInterrupt as interrupt:
             print(f"eagle-tree {verb}: interrupted; {interrupt}", file=sys.stderr)
             status = 130
-        except (UserError, ValueError, OSError, ArithmeticError) as error:
+        except (
+            UserError,
+            ValueError,
+            OSError,
+            ArithmeticError,
+            OmegaConfBaseException,
+            InstantiationException,
+        ) as error:
             print(f"eagle-tree {verb}: error: {error}", file=sys.stderr)
         else:
             print(json.dumps({"verb": verb, **result}, default=str), flush=True)
@@ -112,10 +123,10 @@ def named_policy(name: str) -> DictConfig:
     return OmegaConf.load(path)
 
 
-def encode_prompts(config: DictConfig, target: Target) -> list[tuple[Prompt, list[int]]]:
-    """The prompts of a data config with their token ids under the target's chat template."""
-    prompts = load_prompts(config.kind, config.path, config.limit)
-    return [(prompt, target.encode_chat(list(prompt.messages))) for prompt in prompts]
+def read_prompts(config: DictConfig) -> list[Prompt]:
+    """The prompts of a data config; none if its kind is null. Called before a model is loaded: files have mistakes."""
+    fields = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    return load_prompts(**fields) if fields["kind"] is not None else []
 
 
 def new_run_folder(config: DictConfig, verb: str) -> Path:

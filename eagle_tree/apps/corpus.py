@@ -22,8 +22,9 @@ def build(config: DictConfig) -> dict[str, Any]:
     """Grow the corpus in `folder` to `sampling.answer_tokens`."""
     settings = common.build(config.sampling)()
     folder = Path(config.folder)
+    prompts = common.read_prompts(config.data)
     target = common.build_target(config.target)
-    prompts = [ids for _, ids in common.encode_prompts(config.data, target)] if config.data.kind else []
+    prompts = [target.encode_chat(list(prompt.messages)) for prompt in prompts]
     for ids in prompts:
         if len(ids) + settings.max_answer_tokens > target.max_length:
             raise ValueError(f"a prompt of {len(ids)} tokens leaves no room for {settings.max_answer_tokens} more")
