@@ -34,7 +34,6 @@ class KVLayer(CacheLayerMixin):
     """
 
     is_sliding = False  # a sliding window is the mask's business: all entries are kept
-    is_compileable = False
     is_croppable = True
 
     def __init__(self, batch_size: int, max_length: int, fixed_capacity: int | None):
@@ -42,6 +41,8 @@ class KVLayer(CacheLayerMixin):
         self.batch_size = batch_size
         self.max_length = max_length
         self.fixed_capacity = fixed_capacity
+        # transformers leaves out the mask of a single query unless this is set: it would see the unused slots
+        self.is_compileable = fixed_capacity is not None
         self.capacity = 0
         self.lengths = [0] * batch_size
         self.appended = 0  # size of the block written last, per row
@@ -115,7 +116,11 @@ class KVLayer(CacheLayerMixin):
         self.appended = 0
 
     def crop(self, tokens_to_remove: int) -> None:
-        self.lengths = [max(0, length - tokens_to_remove) for length in self.lengths]
+        """Forget the last entries of every row; transformers passes their number negated."""
+        if tokens_to_remove > 0:
+            raise ValueError(f"tokens_to_remove={tokens_to_remove} must be at most 0: -n removes n entries")
+        self.lengths = [max(0, length + tokens_to_remove) for length in self.lengths]
+        self.appended = max(0, self.appended + tokens_to_remove)
 
 
 class KVCache(Cache):
