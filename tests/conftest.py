@@ -32,6 +32,10 @@ SHAPE = dict(
 )
 
 
+def pytest_addoption(parser):
+    parser.addoption("--full", action="store_true", help="integration: every default prompt at full length (an hour)")
+
+
 def build_target(kind: str = "llama", attention: str = "sdpa", dtype=torch.float64, seed: int = 0, **changes) -> Target:
     """A tiny random target: `llama`, `mistral` (a window of 5 in all layers) or `qwen3` (a window in half of them)."""
     shape = {**SHAPE, **changes, "attn_implementation": attention}

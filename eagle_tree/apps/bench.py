@@ -7,6 +7,7 @@ emitted text must not depend on the policy; where it does (rounding in half prec
 from __future__ import annotations
 
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,7 @@ def bench(config: DictConfig) -> dict[str, Any]:
             except ValueError as error:
                 raise ValueError(f"prompt {prompt.id}: {error}") from None
 
+    started = time.perf_counter()
     folder = common.new_run_folder(config, "bench")
     writer = RunWriter(folder)
     cache = target.new_cache()
@@ -82,7 +84,7 @@ def bench(config: DictConfig) -> dict[str, Any]:
         raise KeyboardInterrupt(f"{writer.n_prompts} finished answers are kept in {folder}") from None
     except ArithmeticError as error:
         raise ArithmeticError(f"{error}; {writer.n_prompts} finished answers are kept in {folder}") from error
-    writer.close(common.provenance(target, config))
+    writer.close({**common.provenance(target, config), "wall_s": time.perf_counter() - started})
     return report(folder, sampling)
 
 
