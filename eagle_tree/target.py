@@ -231,11 +231,6 @@ class Target:
         Returns:
             `logits [1, V]` after the last token and `features [n, taps * H]` of every position.
         """
-        if prompt_ids.shape[0] == 1:
-            # A tree of its root alone: transformers gives a lone query no mask, and would let it see all of a
-            # fixed-capacity buffer.
-            root = Tree(prompt_ids, torch.full_like(prompt_ids, -1), torch.zeros_like(prompt_ids).float(), 0)
-            return self.verify([root], cache, taps)[0]
         keywords = {"logits_to_keep": 1} if self.slices_logits else {}
         logits, features = self._forward(prompt_ids[None], None, None, cache, taps, keywords)
         return Verified(logits[0, -1:], None if features is None else features[0])
@@ -364,8 +359,11 @@ def check_tree_capable(config, text_config, model_class: type | None) -> list[st
         raise ValueError(f"{kind} is an encoder-decoder; a target must be a decoder-only causal language model")
     if getattr(model_class, "_is_stateful", False) or not hasattr(text_config, "num_attention_heads"):
         raise ValueError(f"{kind} keeps a recurrent state, which cannot branch: it cannot take a tree mask")
-    if str(getattr(config, "_attn_implementation", None)).startswith("flash"):
-        raise ValueError("flash attention cannot take a tree mask; load the target with sdpa or eager")
+    attention = getattr(config, "_attn_implementation", None)
+    if model_class is not None and attention not in MASKED_ATTENTION:
+        raise ValueError(
+            f"{attention} attention cannot take a tree mask; load the target with one of {MASKED_ATTENTION}"
+        )
     if not hasattr(text_config, "max_position_embeddings"):
         raise ValueError(f"{kind} states no max_position_embeddings: its context is unknown")
     layer_types = getattr(text_config, "layer_types", None)

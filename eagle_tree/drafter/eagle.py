@@ -325,8 +325,9 @@ def check_fits(config: EagleConfig, hidden_size: int, vocab_size: int, n_layers:
         )
     if config.layer.vocab_size != vocab_size:
         raise ValueError(f"the drafter's vocabulary has {config.layer.vocab_size} tokens, the target's {vocab_size}")
-    if max(config.taps) > n_layers:
-        raise ValueError(f"the drafter taps layer {max(config.taps)} of a target with {n_layers} layers")
+    for tap in config.taps:
+        if not 0 <= tap <= n_layers:
+            raise ValueError(f"the drafter taps layer {tap} of a target with {n_layers} layers")
 
 
 def published_taps(kind: str, n_layers: int) -> tuple[int, ...]:
