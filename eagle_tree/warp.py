@@ -19,6 +19,11 @@ NUCLEUS_WIDTH = 1024
 """Tokens per row that top-p sorts at first; a wider nucleus is flagged, and the caller widens."""
 
 
+def is_number(value: object, kind: type = int | float) -> bool:
+    """Whether a parameter is a number; True and False are none, although Python counts them as integers."""
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How the next token is drawn from the target's logits.
@@ -38,11 +43,11 @@ class Sampling:
     warpers: Sequence = field(default=())
 
     def __post_init__(self) -> None:
-        if not isinstance(self.temperature, int | float) or not 0 <= self.temperature < float("inf"):
+        if not is_number(self.temperature) or not 0 <= self.temperature < float("inf"):
             raise ValueError(f"temperature={self.temperature!r} must be a number >= 0")
-        if self.top_k is not None and (not isinstance(self.top_k, int) or self.top_k < 1):
+        if self.top_k is not None and (not is_number(self.top_k, int) or self.top_k < 1):
             raise ValueError(f"top_k={self.top_k!r} must be an integer >= 1, or None for all tokens")
-        if not isinstance(self.top_p, int | float) or not 0 < self.top_p <= 1:
+        if not is_number(self.top_p) or not 0 < self.top_p <= 1:
             raise ValueError(f"top_p={self.top_p!r} must be in (0, 1]")
 
     @property
