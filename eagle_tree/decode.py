@@ -22,7 +22,7 @@ from eagle_tree.drafter.base import Drafter
 from eagle_tree.noise import GumbelRows, Noise
 from eagle_tree.policy import Policy
 from eagle_tree.record import NODE_COLUMNS, PassRow
-from eagle_tree.target import Target, Verified
+from eagle_tree.target import Target
 from eagle_tree.tree import GrowingTree, Tree
 from eagle_tree.warp import Law, Sampling
 
@@ -125,18 +125,19 @@ def generate(
         prompt = torch.tensor(list(prompt_ids), device=target.device)
         prefilled = target.prefill(prompt, cache, taps)
         root_only = Tree.from_lists([prompt_ids[-1]], [-1], device=target.device)
-        first = accept(rule, root_only, prefilled, sampling, prompt[:-1], gumbel, len(prompt_ids))[0]
-        pending = first.emitted[:1]
-        broken, token = torch.stack([first.broken.long(), pending[0]]).tolist()
-        if broken:
+        law = Law(prefilled.logits, sampling, root_only, prompt[:-1])
+        closed = torch.ones((), dtype=torch.bool, device=target.device)
+        first, host = judge(rule, root_only, law, gumbel, len(prompt_ids), closed, False, clock)
+        if host.broken:
             raise BrokenLogits(f"the target's logits after the prompt of {len(prompt_ids)} tokens are not finite")
+        pending = first.emitted[:1]
         if drafter:
             drafter.start(prompt, prefilled.features, pending)
-        result.tokens.append(token)
+        result.tokens += host.emitted
         clock.take()
         result.prefill_s = time.perf_counter() - started
         if callback:
-            callback([token], None)
+            callback(host.emitted, None)
         text = torch.cat([prompt, pending])  # every token so far; the last is pending
 
         while len(result.tokens) < max_new_tokens and result.tokens[-1] not in ending:
@@ -145,24 +146,13 @@ def generate(
             with clock.stage("grow"):
                 growing = grow(drafter, policy, text[-1:], noise)
             with clock.stage("select"):
-                tree, index, closed = growing.select(policy.select(growing))
+                tree, _, closed = growing.select(policy.select(growing))
                 tree = tree.head(cache.room() - 1)  # near the end of the context a smaller tree must do
             with clock.stage("verify"):
                 verified = target.verify([tree], cache, taps)[0]
             with clock.stage("accept"):
-                accepted, law = accept(rule, tree, verified, sampling, text[:-1], gumbel, position)
-            with clock.stage("record"):
-                measured = measure(rule, tree, law, accepted, growing, index) if record_nodes else None
-            with clock.stage("transfer"):
-                host = transfer(tree, accepted, law, closed, measured)
-            if host.uncovered:  # rare: a nucleus wider than what was sorted; once more, sorted whole
-                with clock.stage("accept"):
-                    law = law.widened()
-                    accepted = rule.accept(tree, law, gumbel, position)
-                with clock.stage("record"):
-                    measured = measure(rule, tree, law, accepted, growing, index) if record_nodes else None
-                with clock.stage("transfer"):
-                    host = transfer(tree, accepted, law, closed, measured)
+                law = Law(verified.logits, sampling, tree, text[:-1])
+            accepted, host = judge(rule, tree, law, gumbel, position, closed, record_nodes, clock)
             if not host.closed:
                 raise AssertionError(f"{type(policy).__name__} selected a node without its parent, or one twice")
             if host.broken:
@@ -198,12 +188,34 @@ def grow(drafter: Drafter | None, policy: Policy, pending: Tensor, noise: Noise)
     return growing
 
 
-def accept(
-    rule: Match, tree: Tree, verified: Verified, sampling: Sampling, prefix: Tensor, gumbel: GumbelRows, position: int
-) -> tuple[Accepted, Law]:
-    """Walk the tree under the target's warped law; `prefix` holds the tokens before the root."""
-    law = Law(verified.logits, sampling, tree, prefix)
-    return rule.accept(tree, law, gumbel, position), law
+def judge(
+    rule: Match,
+    tree: Tree,
+    law: Law,
+    gumbel: GumbelRows,
+    position: int,
+    closed: Tensor,
+    record_nodes: bool,
+    clock: Clock,
+) -> tuple[Accepted, HostView]:
+    """Walk the tree, measure its nodes if they are recorded, and bring the outcome to the host.
+
+    One transfer, unless a nucleus was wider than what top-p had sorted: then once more, sorted wider.
+    """
+    accepted, measured = None, None
+    while True:
+        if accepted is None:
+            with clock.stage("accept"):
+                accepted = rule.accept(tree, law, gumbel, position)
+                uncovered = law.uncovered
+        with clock.stage("record"):
+            measured = measure(rule, tree, law, accepted) if record_nodes else None
+        with clock.stage("transfer"):
+            host = transfer(tree, accepted, uncovered, law.uncovered, closed, measured)
+        if not (host.uncovered or host.unmeasured):
+            return accepted, host
+        law = law.widened()
+        accepted = None if host.uncovered else accepted
 
 
 @dataclass(frozen=True)
@@ -215,18 +227,17 @@ class Measured:
     surprisal: Tensor
 
 
-def measure(rule: Match, tree: Tree, law: Law, accepted: Accepted, growing: GrowingTree, index: Tensor) -> Measured:
+def measure(rule: Match, tree: Tree, law: Law, accepted: Accepted) -> Measured:
     """What the target thinks of every node: costs a pass over the vocabulary per node."""
     log_prob = law.node_log_prob(tree)
-    count = tree.token.shape[0]
     columns = {
-        "node": torch.arange(count, device=tree.token.device),
+        "node": torch.arange(tree.token.shape[0], device=tree.token.device),
         "parent": tree.parent,
         "depth": tree.depth,
         "rank": tree.rank,
         "token": tree.token,
         "log_conf": tree.log_conf,
-        "score": growing.score[index[:count]],
+        "score": tree.score,
         "selected": torch.ones_like(tree.token),
         "tried": accepted.tried,
         "accepted": accepted.accepted,
@@ -245,6 +256,7 @@ class HostView:
     closed: bool
     broken: bool
     uncovered: bool
+    unmeasured: bool
     n_accepted: int
     depth: int
     expected_draft: float
@@ -255,13 +267,21 @@ class HostView:
     nodes: dict[str, np.ndarray]
 
 
-def transfer(tree: Tree, accepted: Accepted, law: Law, closed: Tensor, measured: Measured | None) -> HostView:
+def transfer(
+    tree: Tree,
+    accepted: Accepted,
+    uncovered: Tensor,
+    unmeasured: Tensor,
+    closed: Tensor,
+    measured: Measured | None,
+) -> HostView:
     """The pass's one device-to-host transfer: everything packed into one fp64 vector (ids fit exactly)."""
     nan = tree.expected_draft.new_full((), torch.nan)
     scalars = [
         closed,
         accepted.broken,
-        law.uncovered,
+        uncovered,
+        unmeasured,
         accepted.n_accepted,
         tree.depth.max(),
         tree.expected_draft,
@@ -271,14 +291,14 @@ def transfer(tree: Tree, accepted: Accepted, law: Law, closed: Tensor, measured:
     columns = list(measured.columns.values()) if measured else []
     pieces = [torch.stack([scalar.double() for scalar in scalars]), accepted.path, accepted.emitted, *columns]
     packed = torch.cat([piece.double() for piece in pieces]).cpu().numpy()
-    flags, path, emitted, rest = np.split(packed, np.cumsum([8, len(accepted.path), len(accepted.emitted)]))
-    n = int(flags[3])
+    flags, path, emitted, rest = np.split(packed, np.cumsum([len(scalars), len(accepted.path), len(accepted.emitted)]))
+    n = int(flags[4])
     table = rest.reshape(len(NODE_COLUMNS), -1)[:, 1:] if measured else np.empty((len(NODE_COLUMNS), 0))
     return HostView(
-        *(bool(flag) for flag in flags[:3]),
+        *(bool(flag) for flag in flags[:4]),
         n,
-        int(flags[4]),
-        *flags[5:8].tolist(),
+        int(flags[5]),
+        *flags[6:].tolist(),
         path[: n + 1].astype(int).tolist(),
         emitted[: n + 1].astype(int).tolist(),
         dict(zip(NODE_COLUMNS, table, strict=True)),

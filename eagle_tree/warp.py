@@ -17,6 +17,7 @@ from eagle_tree.tree import Tree
 
 NUCLEUS_WIDTH = 1024
 """Tokens per row that top-p sorts at first; a wider nucleus is flagged, and the caller widens."""
+WIDENING = 8
 
 
 def is_number(value: object, kind: type = int | float) -> bool:
@@ -94,8 +95,9 @@ class Law:
         return self.logits.shape[-1]
 
     def widened(self) -> Law:
-        """The same law with every nucleus sorted whole."""
-        wide = Law(self.logits, Sampling(self.sampling.temperature), self.tree, self.prefix, self.vocab_size)
+        """The same law with more of every nucleus sorted; a few times over, all of it."""
+        plain = Sampling(self.sampling.temperature)
+        wide = Law(self.logits, plain, self.tree, self.prefix, WIDENING * self.nucleus_width)
         wide.sampling = self.sampling  # the processors went over the logits already
         return wide
 
