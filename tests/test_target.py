@@ -327,7 +327,7 @@ def test_a_config_alone_suffices_to_refuse(tmp_path, config, complaint):
 def test_a_model_loaded_with_flash_attention_is_refused():
     model = LlamaForCausalLM(LlamaConfig(**SHAPE))
     model.config._attn_implementation_internal = "flash_attention_2"
-    with pytest.raises(ValueError, match="flash attention cannot take a tree mask"):
+    with pytest.raises(ValueError, match="flash_attention_2 attention cannot take a tree mask"):
         Target(model)
 
 
