@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
 from eagle_tree import analysis, plots
@@ -35,11 +35,31 @@ def main(arguments: list[str]) -> int:
 
 
 def chosen_policies(config: DictConfig) -> dict[str, Policy]:
-    """Policies by name: those of `compare`, then the chosen one."""
+    """Policies by label: those of `compare`, then the chosen one.
+
+    An entry of `compare` is the name of a yaml in conf/policy, or a mapping of `policy` (such a name) and fields
+    that differ from the yaml's: `compare=[autoregressive,{policy:eagle2,budget:8}]`.
+    """
+    policies = dict(compared(entry) for entry in OmegaConf.to_container(config.compare, resolve=True))
     chosen = HydraConfig.get().runtime.choices["policy"]
-    policies = {name: common.build_policy(common.named_policy(name)) for name in config.compare if name != chosen}
-    policies[chosen] = common.build_policy(config.policy)
-    return policies
+    policies.pop(chosen, None)  # the chosen one comes last, as its overrides say
+    return {**policies, chosen: common.build_policy(config.policy)}
+
+
+def compared(entry: str | dict[str, Any]) -> tuple[str, Policy]:
+    """Label and policy of one entry of `compare`."""
+    if isinstance(entry, str):
+        return entry, common.build_policy(common.named_policy(entry))
+    if not isinstance(entry, dict) or "policy" not in entry:
+        raise ValueError(f"compare: {entry!r} is neither a policy's name nor {{policy: NAME, field: value}}")
+    changes = {field: value for field, value in entry.items() if field != "policy"}
+    config = common.named_policy(entry["policy"])
+    for field, value in changes.items():
+        if field not in config:
+            raise ValueError(f"compare: policy {entry['policy']!r} has no field {field!r}")
+        config[field] = value
+    label = ",".join(f"{field}={value}" for field, value in changes.items())
+    return f"{entry['policy']}({label})", common.build_policy(config)
 
 
 def bench(config: DictConfig) -> dict[str, Any]:
