@@ -19,6 +19,8 @@ from transformers import LlamaConfig
 from eagle_tree.drafter.eagle import EagleConfig, EagleDrafter, EagleHead, check_fits, published_taps
 
 BUNDLED = Path(__file__).parent / "assets" / "smollm2-135m-eagle3"
+LAYER_NAMES = {"eagle3": "midlayer", "eagle": "layers.0"}
+"""What the one layer is called in published checkpoints."""
 LAYER_FIELDS = (
     "hidden_size",
     "intermediate_size",
@@ -46,7 +48,10 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         if safe.is_file():
             return load_file(safe)
         if pickled.is_file():
-            return torch.load(pickled, map_location="cpu", weights_only=True)
+            weights = torch.load(pickled, map_location="cpu", weights_only=True)
+            if not isinstance(weights, dict) or not all(isinstance(tensor, Tensor) for tensor in weights.values()):
+                raise TypeError("it holds something else than named tensors")
+            return weights
     except (SafetensorError, RuntimeError, EOFError, OSError, ValueError) as error:
         raise ValueError(f"the drafter's weights in {folder} are truncated or damaged: {error}") from error
     except Exception as error:  # torch.load raises pickle's own kinds for anything but tensors
@@ -60,21 +65,22 @@ def read_config(folder: Path) -> dict:
     if not path.is_file():
         raise FileNotFoundError(f"no config.json in {folder}")
     try:
-        return json.loads(path.read_text())
+        fields = json.loads(path.read_text())
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise ValueError(f"{path} holds no JSON object")
+    return fields
 
 
 def head_config(fields: dict, weights: dict[str, Tensor], n_layers: int) -> EagleConfig:
     """The shape of a head from its config and keys; what a config leaves out has the published default."""
-    if "midlayer.self_attn.q_proj.weight" in weights:
-        kind, layer = "eagle3", "midlayer"
-    elif "layers.0.self_attn.q_proj.weight" in weights:
-        kind, layer = "eagle", "layers.0"
-    else:
+    kind = next((kind for kind, layer in LAYER_NAMES.items() if f"{layer}.self_attn.q_proj.weight" in weights), None)
+    if kind is None:
         raise ValueError(f"neither an EAGLE-1/2 nor an EAGLE-3 head; its keys are {sorted(weights)[:6]} …")
-    if "fc.weight" not in weights:
-        raise ValueError("the checkpoint lacks fc.weight")
+    for name in ("fc.weight", "lm_head.weight") if kind == "eagle3" else ("fc.weight",):
+        if name not in weights:
+            raise ValueError(f"the drafter's checkpoint lacks {name}")
     missing = [name for name in ("hidden_size", "num_attention_heads", "vocab_size") if name not in fields]
     if missing:
         raise ValueError(f"the drafter's config.json lacks {', '.join(missing)}")
@@ -93,7 +99,7 @@ def head_config(fields: dict, weights: dict[str, Tensor], n_layers: int) -> Eagl
         target_hidden_size=target_hidden_size,
         draft_vocab_size=draft_vocab_size,
         fc_bias="fc.bias" in weights,
-        qkv_bias=f"{layer}.self_attn.q_proj.bias" in weights,
+        qkv_bias=f"{LAYER_NAMES[kind]}.self_attn.q_proj.bias" in weights,
     )
 
 
@@ -113,10 +119,9 @@ def load_eagle(folder: str | Path, target, dtype: torch.dtype | None = None) -> 
     embedding = weights.pop("embed_tokens.weight", None)
     if embedding is not None and tuple(embedding.shape) != (target.vocab_size, config.layer.hidden_size):
         raise ValueError(f"embed_tokens.weight has shape {tuple(embedding.shape)}, not the target's vocabulary")
-    head = EagleHead(config)
-    load_strictly(head, {name.replace("layers.0.", "midlayer."): tensor for name, tensor in weights.items()}, folder)
     dtype = dtype or target.dtype
-    head = head.to(target.device, dtype)
+    head = EagleHead(config).to(target.device, dtype)
+    load_strictly(head, weights, folder)
     embedding = target.embedding if embedding is None else embedding.to(target.device, dtype)
     if embedding.shape[1] != config.layer.hidden_size:
         raise ValueError(
@@ -160,7 +165,7 @@ def random_eagle(target, seed: int = 0) -> EagleDrafter:
 
 def load_strictly(head: EagleHead, weights: dict[str, Tensor], source: Path) -> None:
     """Load every key, or raise ValueError that lists missing, unknown and misshapen ones."""
-    own = head.state_dict()
+    own = published_weights(head)
     problems = [f"missing {name}" for name in sorted(own.keys() - weights.keys())]
     problems += [f"unknown {name}" for name in sorted(weights.keys() - own.keys())]
     problems += [
@@ -170,7 +175,14 @@ def load_strictly(head: EagleHead, weights: dict[str, Tensor], source: Path) -> 
     ]
     if problems:
         raise ValueError(f"the drafter in {source} does not fit its config: {'; '.join(problems[:8])}")
-    head.load_state_dict(weights)
+    for name, tensor in own.items():
+        tensor.copy_(weights[name])
+
+
+def published_weights(head: EagleHead) -> dict[str, Tensor]:
+    """The head's own tensors under their published names."""
+    layer = LAYER_NAMES[head.config.kind]
+    return {name.replace("midlayer.", f"{layer}."): tensor for name, tensor in head.state_dict().items()}
 
 
 def save_eagle(folder: str | Path, head: EagleHead, dtype: torch.dtype = torch.bfloat16, extra: dict | None = None):
@@ -195,10 +207,9 @@ def save_eagle(folder: str | Path, head: EagleHead, dtype: torch.dtype = torch.b
         "eagle_taps": list(config.taps),
         **(extra or {}),
     }
-    prefix = "midlayer." if config.kind == "eagle3" else "layers.0."
     weights = {
-        name.replace("midlayer.", prefix): (tensor.to(dtype) if tensor.is_floating_point() else tensor).contiguous()
-        for name, tensor in head.state_dict().items()
+        name: (tensor.to(dtype) if tensor.is_floating_point() else tensor).contiguous()
+        for name, tensor in published_weights(head).items()
     }
     temporary = folder / "model.safetensors.tmp"
     save_file(weights, temporary)
