@@ -385,6 +385,17 @@ def test_random_heads_are_reproducible_and_leave_the_global_generator_alone(setu
     assert not torch.equal(first.fc.weight, other.fc.weight)
 
 
+def test_a_head_in_half_precision_keeps_its_rotary_frequencies(setups):
+    """Training runs in fp32, use in bf16: frequencies rounded to bf16 would misplace distant tokens."""
+    config = setups["eagle3"][0].head.config
+    head = EagleHead.random(config)
+    exact = 10000.0 ** -(torch.arange(0, 8, 2) / 8)
+    for dtype in (torch.bfloat16, torch.float16, torch.float64, torch.float32):
+        head = head.to(dtype)
+        assert head.fc.weight.dtype == dtype
+        torch.testing.assert_close(head.rotary.inv_freq, exact, rtol=1e-6, atol=0)
+
+
 def test_the_head_runs_in_the_targets_dtype():
     """A bf16 target with a bf16 head: drafts come out, confidences in fp32 and at most 0."""
     target = build_target(dtype=torch.bfloat16)
