@@ -244,10 +244,10 @@ def stable_topk(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     no two keys are equal: `values [..., M]` (taken as fp32) with M < 2**32.
     """
     values = values.float() + 0.0  # -0.0 becomes 0.0: they are equal and must tie
-    bits = values.contiguous().view(torch.int32).long()
-    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # integer order = float order
-    index = torch.arange(values.shape[-1], device=values.device)
-    key = (ordered << 32) + (0xFFFFFFFF - index)
+    bits = values.contiguous().view(torch.int32)
+    key = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()  # integer order = float order
+    key <<= 32
+    key |= 0xFFFFFFFF - torch.arange(values.shape[-1], device=values.device)
     chosen = 0xFFFFFFFF - (key.topk(k, -1).values & 0xFFFFFFFF)
     return values.gather(-1, chosen), chosen
 
