@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 
@@ -24,10 +25,10 @@ def block(language: str, containing: str) -> str:
     return next(text for text in blocks if containing in text)
 
 
-def test_the_policy_to_copy_runs_and_changes_no_token(target, drafter):
-    namespace: dict = {"__name__": "my_policies"}
-    exec(block("python", "class Star"), namespace)
-    star = namespace["Star"](width=4)
+def test_the_policy_to_copy_runs_and_changes_no_token(target, drafter, tmp_path, monkeypatch):
+    (tmp_path / "my_policies.py").write_text(block("python", "class Star"))
+    monkeypatch.syspath_prepend(tmp_path)
+    star = importlib.import_module("my_policies").Star(width=4)
     run = generate(target, drafter, star, [3, 5, 7], 12)
     assert run.tokens == generate(target, None, Autoregressive(), [3, 5, 7], 12).tokens
     assert {one.row.n_nodes for one in run.passes} == {4}
