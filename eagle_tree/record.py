@@ -117,7 +117,7 @@ class RunWriter:
 
     def write_prompt(self, passes: Sequence[PassRow], nodes: Sequence[dict[str, np.ndarray]], output: dict) -> None:
         """Record a finished prompt: its passes, the node columns of each pass, and its text."""
-        tables = {
+        tables = {  # the output last: its part says that the others are whole
             "passes": pa.Table.from_pylist([asdict(row) for row in passes], schema=PASS_SCHEMA),
             "nodes": node_table(passes, nodes),
             "outputs": pa.Table.from_pylist([output], schema=OUTPUT_SCHEMA),
@@ -132,7 +132,7 @@ class RunWriter:
             target = self.folder / f"{name}.parquet"
             temporary = target.with_suffix(".tmp")
             with pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
-                for part in sorted(self.parts.glob(f"{name}-*.parquet")):
+                for part in finished_parts(self.parts, name):
                     writer.write_table(pq.read_table(part, schema=schema))
             os.replace(temporary, target)
         temporary = self.folder / "run.json.tmp"
@@ -163,6 +163,11 @@ def write_table(table: pa.Table, path: Path) -> None:
     os.replace(temporary, path)
 
 
+def finished_parts(parts: Path, table: str) -> list[Path]:
+    """A table's parts, of the prompts that were recorded whole."""
+    return [path.with_name(path.name.replace("outputs", table)) for path in sorted(parts.glob("outputs-*.parquet"))]
+
+
 def read_run(folder: str | Path, table: str) -> pd.DataFrame:
     """A table of a run as a data frame; an interrupted run gives its finished prompts.
 
@@ -173,7 +178,7 @@ def read_run(folder: str | Path, table: str) -> pd.DataFrame:
         raise ValueError(f"table={table!r} is not one of {', '.join(TABLES)}")
     folder = Path(folder)
     whole = folder / f"{table}.parquet"
-    paths = [whole] if whole.is_file() else sorted((folder / "parts").glob(f"{table}-*.parquet"))
+    paths = [whole] if whole.is_file() else finished_parts(folder / "parts", table)
     if not paths:
         raise FileNotFoundError(f"no recorded {table} in {folder}")
     return pa.concat_tables([pq.read_table(path) for path in paths]).to_pandas()
