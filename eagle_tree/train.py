@@ -272,7 +272,8 @@ class Trainer:
     def observed(self, chosen: list[Example]) -> list[Observed]:
         """The target's view of a batch, from memory where it is there."""
         new = [example for example in chosen if id(example) not in self.memory]
-        fresh = dict(zip(map(id, new), observe(self.target, new, self.head.config.taps), strict=True)) if new else {}
+        # one by one: what is remembered must not depend on the padding, or a resumed run would round otherwise
+        fresh = {id(example): observe(self.target, [example], self.head.config.taps)[0] for example in new}
         seen = [fresh.get(id(example)) or self.memory[id(example)] for example in chosen]
         for key, one in fresh.items():
             size = one.feature.nbytes + one.hidden.nbytes
