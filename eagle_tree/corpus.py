@@ -127,7 +127,7 @@ def sample(
     """
     generator = torch.Generator(device=target.device).manual_seed(first_seed)
     opening, closing, end_of_turn = chat_turns(target) if not prompts else ([], [], -1)
-    waiting = [list(ids) for ids in prompts if digest(ids) not in seen]
+    waiting = list({digest(ids): list(ids) for ids in prompts if digest(ids) not in seen}.values())
     longest = max([settings.max_prompt_tokens + len(opening) + len(closing), *map(len, waiting)])
     cache = target.new_cache(settings.rows, min(target.max_length, longest + settings.max_answer_tokens))
     coins = torch.Generator().manual_seed(first_seed)
