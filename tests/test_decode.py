@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from unittest import mock
 
@@ -15,13 +16,14 @@ from conftest import VOCAB, build_drafter, build_target
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from eagle_tree.decode import BrokenLogits, generate, truncate
+from eagle_tree.decode import BrokenLogits, generate, grow, truncate
 from eagle_tree.drafter.base import Drafter
+from eagle_tree.noise import Noise
 from eagle_tree.policy import Autoregressive, Chain, Eagle2, Policy
 from eagle_tree.record import NODE_COLUMNS
 from eagle_tree.target import Target
 from eagle_tree.tree import Draft, Frontier, GrowingTree, stable_topk
-from eagle_tree.warp import Sampling
+from eagle_tree.warp import Law, Sampling
 
 PROMPT = [7, 3, 50, 11, 3, 29, 60, 1, 42, 18, 5]
 OTHER_PROMPT = [20, 21, 22, 9]
@@ -67,6 +69,26 @@ class Oracle(Drafter):
         log_q = logits.float().log_softmax(-1)
         log_conf, token = stable_topk(log_q, frontier.n_candidates)
         return Draft(token, log_conf, -(log_q.exp() * log_q).sum(-1))
+
+
+class Guided(Drafter):
+    """An EAGLE head's confidences on the oracle's tokens: paths are accepted, and the head's state shows."""
+
+    def __init__(self, head: Drafter, oracle: Oracle):
+        self.head, self.oracle = head, oracle
+        self.taps, self.vocab_size, self.module = head.taps, head.vocab_size, head.module
+
+    def start(self, prompt_ids: Tensor, features: Tensor, pending: Tensor) -> None:
+        self.head.start(prompt_ids, features, pending)
+        self.oracle.start(prompt_ids, None, pending)
+
+    def advance(self, tokens: Tensor, features: Tensor) -> None:
+        self.head.advance(tokens, features)
+        self.oracle.advance(tokens, None)
+
+    def expand(self, growing: GrowingTree, frontier: Frontier, noise) -> Draft:
+        own = self.head.expand(growing, frontier, noise)
+        return replace(own, token=self.oracle.expand(growing, frontier, noise).token)
 
 
 def make_drafter(target: Target, kind: str) -> Drafter:
@@ -153,6 +175,25 @@ def test_all_policies_sample_the_same_text(target, sampling):
                 result = generate(target, drafter, policy, PROMPT, 14, sampling=sampling, seed=seed)
                 assert result.tokens == expected, (seed, name, drafting)
     assert len(texts) == 3
+
+
+def test_a_nucleus_wider_than_what_was_sorted_changes_nothing(target, oracle, monkeypatch):
+    """Top-p sorts the largest 1024 tokens at first; here 2, so that it must widen, for the walk or for the record."""
+    arguments = (target, oracle, Eagle2(8, 3, 2), PROMPT, 14, 1.0, 0.95)
+    expected = generate(*arguments)
+    monkeypatch.setattr(Law.__init__, "__defaults__", (None, None, 2))
+    transfers = []
+    with transfers_to_host() as log:
+        result = generate(
+            *arguments[:1], build_drafter(target), *arguments[2:], callback=lambda *_: transfers.append(len(log))
+        )
+    assert result.tokens == expected.tokens
+    assert any(after - before > 1 for before, after in pairwise(transfers))  # it did widen
+    result = generate(*arguments)
+    for ours, theirs in zip(result.passes, expected.passes, strict=True):
+        assert ours.row.expected_target == theirs.row.expected_target
+        assert ours.row.surprisal_meter == theirs.row.surprisal_meter
+        assert ours.nodes["target_log_prob"].tolist() == theirs.nodes["target_log_prob"].tolist()
 
 
 def test_arguments_and_a_sampling_object_say_the_same(target):
@@ -327,6 +368,24 @@ def test_node_columns_agree_with_the_tree(target, oracle):
             assert one.tokens[: row.accepted] == path_tokens[deepest][: row.emitted]
             assert row.expected_draft == pytest.approx(sum(math.exp(s) for s in score.values()), abs=1e-6)
             assert row.expected_target == pytest.approx(sum(reach.values()), abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+@pytest.mark.parametrize("policy", [Chain(3), Eagle2(8, 3, 2)], ids=["chain", "eagle2"])
+def test_every_pass_drafts_as_if_the_sequence_began_there(target, oracle, kind, policy):
+    """The features handed on by each pass are the true ones: a drafter started at its position drafts the same tree."""
+    guided = Guided(build_drafter(target, kind), oracle)
+    result = generate(target, guided, policy, PROMPT, 20)
+    assert max(one.row.accepted for one in result.passes) > 1
+    text = torch.tensor(PROMPT + result.tokens)
+    for one in result.passes:
+        n = one.row.context_length
+        anew = Guided(build_drafter(target, kind), Oracle(target))
+        anew.start(text[:n], target.prefill(text[:n], target.new_cache(), anew.taps).features, text[n : n + 1])
+        growing = grow(anew, policy, text[n : n + 1], Noise(0, 0))
+        tree = growing.select(policy.select(growing))[0].head(one.row.n_nodes)
+        assert one.nodes["token"].tolist() == tree.token[1:].tolist()
+        np.testing.assert_allclose(one.nodes["log_conf"], tree.log_conf[1:].numpy(), atol=1e-6)
 
 
 def test_recorded_probabilities_are_the_targets(target, oracle):

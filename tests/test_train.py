@@ -115,6 +115,31 @@ def test_self_fed_steps_are_what_the_drafter_computes_along_the_true_chain(doubl
                 chain = chain.append(end, Draft(torch.tensor([[following]]), torch.zeros(1, 1), torch.zeros(1)))
 
 
+def test_the_gradient_flows_through_the_self_fed_states(double, exact_norms):
+    """Autograd against a central difference along a random direction of the weights: no step is cut off."""
+    head, token = random_head(double), torch.tensor(TEXTS)
+    features = torch.randn(2, 12, 96, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    law = torch.rand(2, 12, 21, generator=torch.Generator().manual_seed(1)).softmax(-1)
+    batch = Batch(token, torch.ones_like(token, dtype=torch.bool), features, law)
+    settings = TrainSettings(draft_steps=3, step_weight=1.0)
+    parameters = list(head.requires_grad_(True).parameters())
+    generator = torch.Generator().manual_seed(2)
+    direction = [torch.randn(parameter.shape, dtype=torch.float64, generator=generator) for parameter in parameters]
+
+    def moved(distance: float) -> float:
+        with torch.no_grad():
+            for parameter, step in zip(parameters, direction):
+                parameter += distance * step
+            loss = self_fed_loss(head, double.embedding, batch, settings)[0].item()
+            for parameter, step in zip(parameters, direction):
+                parameter -= distance * step
+        return loss
+
+    gradients = torch.autograd.grad(self_fed_loss(head, double.embedding, batch, settings)[0], parameters)
+    slope = sum((gradient * step).sum().item() for gradient, step in zip(gradients, direction))
+    assert (moved(3e-4) - moved(-3e-4)) / 6e-4 == pytest.approx(slope, rel=3e-2)
+
+
 @pytest.mark.parametrize("steps", [1, 2, 4])
 def test_chain_attention_equals_attention_under_an_explicit_mask(steps):
     """Row t of step s sees step 0's keys up to t, and of steps 1…s its own only. Keys of all steps side by side."""
