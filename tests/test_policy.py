@@ -258,21 +258,21 @@ class HandDrafter(Drafter):
 @pytest.mark.parametrize(
     "switches, kept",
     [
-        ({}, {"a", "b", "ax", "ay"}),
-        ({"value": False}, {"a", "ax", "b", "bx"}),
-        ({"rerank": False}, {"a", "b", "ax", "ay"}),
-        ({"value": False, "rerank": False}, {"a", "b", "ax", "bx"}),
+        ({}, "a b ax ay"),
+        ({"value": False}, "a b ax bx"),
+        ({"rerank": False}, "a b ax ay"),
+        ({"value": False, "rerank": False}, "a b ax bx"),
     ],
     ids=str,
 )
-def test_the_switches_of_the_ablation_by_hand(switches: dict, kept: set[str]):
+def test_the_switches_of_the_ablation_by_hand(switches: dict, kept: str):
     policy = Eagle2(budget=4, top_k=2, depth=1, **switches)
     growing = grow(HandDrafter(), policy, torch.tensor([7]), Noise(0, 0))
     names = {}
     for node in range(1, growing.n_nodes + 1):
         first, *second = path_of(growing, node)[1:]
         names[node] = "ab"[first] + "".join("xy"[token] for token in second)
-    assert {names[node] for node in policy.select(growing).tolist()} == kept
+    assert {names[node] for node in policy.select(growing).tolist()} == set(kept.split())
 
 
 def test_an_impossible_edge_is_kept_last_but_before_an_orphan():
