@@ -67,7 +67,7 @@ class Noise:
     def gumbel(self, position: int, size: int, stream: str = "target") -> Tensor:
         """`[size] f32` standard Gumbel variates g = -log(-log1p(-u)).
 
-        Computed in fp64: in fp32 u rounds to 1 and g to infinity once in some 700 positions at V = 49k.
+        Computed in fp64: in fp32 u rounds to 1, and g to minus infinity, once in some 700 positions at V = 49k.
         """
         return -torch.log(-torch.log1p(-self.uniform(position, size, stream))).float()
 
