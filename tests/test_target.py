@@ -73,11 +73,12 @@ def fp64_throughout():
 
 
 @st.composite
-def trees(draw, max_nodes: int = 12) -> Tree:
-    """A random tree of up to 12 draft nodes: any node may hang under any earlier one."""
+def trees(draw, max_nodes: int = 16) -> Tree:
+    """A random tree: bushy (a node hangs under any earlier one) or deeper than a window, with side branches."""
     parent, token = [-1], [draw(st.integers(0, VOCAB - 1))]
+    reach = draw(st.sampled_from([2, 3, max_nodes]))
     for node in range(1, 1 + draw(st.integers(0, max_nodes))):
-        parent.append(draw(st.integers(0, node - 1)))
+        parent.append(draw(st.integers(max(0, node - reach), node - 1)))
         wanted = draw(st.integers(0, VOCAB - 1))
         siblings = {token[other] for other in range(1, node) if parent[other] == parent[node]}
         token.append(next(t % VOCAB for t in range(wanted, wanted + VOCAB) if t % VOCAB not in siblings))
@@ -143,7 +144,7 @@ def test_tree_verification_equals_a_plain_forward_per_path(kind, attention, tree
 
 @every_model
 @few_examples
-@given(tree=trees(8), following=trees(4))
+@given(tree=trees(12), following=trees(4))
 def test_after_keep_the_cache_equals_a_fresh_prefill(kind, attention, tree, following):
     target = tiny(kind, attention)
     cache = target.new_cache()
@@ -177,7 +178,7 @@ def test_a_node_stands_at_its_depth_and_not_at_its_flat_index():
 
 @every_model
 @few_examples
-@given(pair=st.tuples(trees(6), trees(6)), lengths=st.tuples(*[st.integers(1, 11)] * 2), which=st.integers(0, 5))
+@given(pair=st.tuples(trees(12), trees(12)), lengths=st.tuples(*[st.integers(1, 11)] * 2), which=st.integers(0, 5))
 def test_rows_of_a_batch_equal_one_by_one(kind, attention, pair, lengths, which):
     """Prefixes and trees of different sizes share one forward, again after each row has kept a path of its own."""
     target = tiny(kind, attention)
@@ -472,6 +473,8 @@ def test_the_fingerprint_knows_the_weights_and_not_the_load_dtype():
     for loaded in prints.values():
         loaded.model.load_state_dict(coarse.model.state_dict())
     assert {loaded.fingerprint for loaded in prints.values()} == {coarse.fingerprint}
+    fine = build_target(dtype=torch.float32)
+    assert Target(build_target(dtype=torch.float32).model.bfloat16()).fingerprint == fine.fingerprint
     assert build_target(seed=0).fingerprint == build_target(seed=0).fingerprint
     assert build_target(seed=0).fingerprint != build_target(seed=1).fingerprint
 
