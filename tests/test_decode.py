@@ -15,6 +15,7 @@ import torch
 from conftest import VOCAB, build_drafter, build_target
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import RepetitionPenaltyLogitsProcessor
 
 from eagle_tree.decode import BrokenLogits, generate, grow, truncate
 from eagle_tree.drafter.base import Drafter
@@ -177,29 +178,42 @@ def test_all_policies_sample_the_same_text(target, sampling):
     assert len(texts) == 3
 
 
-def test_a_nucleus_wider_than_what_was_sorted_changes_nothing(target, oracle, monkeypatch):
-    """Top-p sorts the largest 1024 tokens at first; here 2, so that it must widen, for the walk or for the record."""
-    arguments = (target, oracle, Eagle2(8, 3, 2), PROMPT, 14, 1.0, 0.95)
+@pytest.mark.parametrize("width", [2, 9, 14])
+def test_a_nucleus_wider_than_what_was_sorted_changes_nothing(target, oracle, monkeypatch, width):
+    """Top-p sorts the largest 1024 tokens at first; here so few that it must widen, for the walk or for the record."""
+    arguments = (target, oracle, Eagle2(8, 3, 2), PROMPT, 14, 1.0, 0.9)
     expected = generate(*arguments)
-    monkeypatch.setattr(Law.__init__, "__defaults__", (None, None, 2))
-    transfers = []
-    with transfers_to_host() as log:
-        result = generate(
-            *arguments[:1], build_drafter(target), *arguments[2:], callback=lambda *_: transfers.append(len(log))
-        )
-    assert result.tokens == expected.tokens
-    assert any(after - before > 1 for before, after in pairwise(transfers))  # it did widen
+    widened = mock.Mock(side_effect=Law.widened, name="widened")
+    monkeypatch.setattr(Law, "widened", lambda law: widened(law))
+    monkeypatch.setattr(Law.__init__, "__defaults__", (None, None, width))
     result = generate(*arguments)
+    assert widened.call_count > 0
+    assert result.tokens == expected.tokens
     for ours, theirs in zip(result.passes, expected.passes, strict=True):
-        assert ours.row.expected_target == theirs.row.expected_target
-        assert ours.row.surprisal_meter == theirs.row.surprisal_meter
-        assert ours.nodes["target_log_prob"].tolist() == theirs.nodes["target_log_prob"].tolist()
+        assert ours.row.expected_target == pytest.approx(theirs.row.expected_target, abs=1e-9)
+        assert ours.row.surprisal_meter == pytest.approx(theirs.row.surprisal_meter, abs=1e-9)
+        np.testing.assert_allclose(ours.nodes["target_log_prob"], theirs.nodes["target_log_prob"], atol=1e-9)
 
 
 def test_arguments_and_a_sampling_object_say_the_same(target):
-    one = generate(target, None, Autoregressive(), PROMPT, 12, temperature=0.8, top_p=0.9, top_k=30, seed=3)
-    other = generate(target, None, Autoregressive(), PROMPT, 12, sampling=Sampling(0.8, 30, 0.9), seed=3)
-    assert one.tokens == other.tokens
+    """Each of the three matters to this text, so none is lost on the way."""
+    given = dict(temperature=1.5, top_k=6, top_p=0.8)
+
+    def text(**arguments) -> list[int]:
+        return generate(target, None, Autoregressive(), PROMPT, 24, seed=3, **arguments).tokens
+
+    assert text(**given) == text(sampling=Sampling(**given))
+    for name, other in (("temperature", 0.7), ("top_k", None), ("top_p", 1.0)):
+        assert text(**given) != text(**{**given, name: other})
+
+
+@every_policy
+def test_processors_read_the_whole_text_before_each_node(target, oracle, policy):
+    """A repetition penalty looks at every token so far: the text is that of transformers with the same penalty."""
+    sampling = Sampling(processors=[RepetitionPenaltyLogitsProcessor(1.6)])
+    result = generate(target, oracle, policy, PROMPT, 16, sampling=sampling)
+    assert result.tokens == their_generate(target, PROMPT, 16, repetition_penalty=1.6)
+    assert result.tokens != theirs("llama", "sdpa", tuple(PROMPT), 20)[:16]
 
 
 def test_sequences_have_noise_of_their_own(target):
