@@ -32,6 +32,26 @@ ROW = PassRow(
 )
 
 
+NODE_TYPES = {
+    "policy": "string",
+    "prompt_id": "string",
+    "pass_id": "int32",
+    "node": "int32",
+    "parent": "int32",
+    "depth": "int16",
+    "rank": "int16",
+    "token": "int32",
+    "log_conf": "float",
+    "score": "float",
+    "selected": "bool",
+    "tried": "bool",
+    "accepted": "bool",
+    "parent_accepted": "bool",
+    "target_log_prob": "float",
+}
+"""The node table's columns, which readers of recorded runs rely on."""
+
+
 def nodes(*token: int) -> dict[str, np.ndarray]:
     """Node columns of a pass as decoding hands them over: fp64, one entry a draft node, all children of the root."""
     columns = {name: np.zeros(len(token)) for name in NODE_COLUMNS}
@@ -109,20 +129,17 @@ def test_what_is_read_is_what_was_written(tmp_path):
 
 
 def test_schemas(tmp_path):
-    """Every field of a pass row is a column, every node column has its type, and nothing else is there."""
+    """Every field of a pass row is a column of its type, every node column has the one listed above, and no more."""
     writer = RunWriter(tmp_path / "run")
     write(writer, "q1")
     writer.close({})
-    for name, schema in TABLES.items():
-        assert pq.read_schema(tmp_path / "run" / f"{name}.parquet").equals(schema)
-    passes, table = (read_run(tmp_path / "run", name) for name in ("passes", "nodes"))
-    assert list(passes.columns) == [field.name for field in fields(PassRow)]
-    for field in fields(PassRow):
-        if field.type != "str":
-            assert passes[field.name].dtype == {"int": "int64", "float": "float64"}[field.type]
-    assert list(table.columns) == ["policy", "prompt_id", "pass_id", *NODE_COLUMNS]
-    for name, kind in NODE_COLUMNS.items():
-        assert table[name].dtype == kind
+    kinds = {"str": "string", "int": "int64", "float": "double"}
+    expected = {"passes": {field.name: kinds[field.type] for field in fields(PassRow)}, "nodes": NODE_TYPES}
+    for name, columns in expected.items():
+        schema = pq.read_schema(tmp_path / "run" / f"{name}.parquet")
+        assert {field.name: str(field.type) for field in schema} == columns
+    for table in TABLES:
+        assert pq.read_schema(tmp_path / "run" / f"{table}.parquet").equals(TABLES[table])
 
 
 def test_an_interrupted_run_gives_its_finished_prompts(tmp_path):
@@ -172,14 +189,19 @@ def test_a_failure_while_closing_leaves_no_run_json_and_loses_nothing(tmp_path, 
     assert "run.json" in names(tmp_path / "run")
 
 
-def test_a_failure_while_writing_a_prompt_leaves_the_others(tmp_path, monkeypatch):
-    """A part gets its name once it is whole."""
+@pytest.mark.parametrize("part", [1, 2, 3])
+def test_a_failure_while_writing_a_prompt_leaves_the_others(tmp_path, monkeypatch, part):
+    """A part gets its name once it is whole, whichever of the three is being written."""
     writer = RunWriter(tmp_path / "run")
     write(writer, "a")
+    real, calls = record.pq.write_table, []
 
     def interrupted(table, path, **options):
-        path.write_bytes(b"half a file")
-        raise KeyboardInterrupt
+        calls.append(path)
+        if len(calls) == part:
+            path.write_bytes(b"half a file")
+            raise KeyboardInterrupt
+        real(table, path, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(record.pq, "write_table", interrupted)
