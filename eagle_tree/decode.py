@@ -107,6 +107,8 @@ def generate(
     drafter = drafter if policy.max_candidates() else None  # a policy that never drafts pays for no drafter
     rule = rule or Match()
     cache = cache or target.new_cache()
+    if cache.max_length < len(prompt_ids) + max_new_tokens:
+        raise ValueError(f"cache holds {cache.max_length} positions; {len(prompt_ids)} + {max_new_tokens} are needed")
     cache.reset()
     ending = target.eos_token_ids | frozenset(stop)
     noise = Noise(seed, sequence, target.device)

@@ -126,8 +126,9 @@ class Target:
         else:
             place, files, weights = str(name_or_path), {}, {}
         try:
-            config = AutoConfig.from_pretrained(place, **files)
-            check_tree_capable(config, config.get_text_config(decoder=True), None)
+            if not files:  # refuse before the weights are read; a GGUF file's config costs as much as its weights
+                config = AutoConfig.from_pretrained(place)
+                check_tree_capable(config, config.get_text_config(decoder=True), None)
             model, report = AutoModelForCausalLM.from_pretrained(
                 place, dtype=dtype, attn_implementation=attn_implementation, output_loading_info=True, **weights
             )

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import RepetitionPenaltyLogitsProcessor
 
+from eagle_tree.cache import KVCache
 from eagle_tree.decode import BrokenLogits, generate, grow, truncate
 from eagle_tree.drafter.base import Drafter
 from eagle_tree.noise import Noise
@@ -603,6 +604,7 @@ def test_callbacks_come_in_order(target, oracle):
         (dict(top_k=0), "top_k=0 must be an integer >= 1"),
         (dict(policy=Eagle2(9, 30, 1)), "Eagle2 asks for top_k=30 candidates a node; the drafter's vocabulary has 20"),
         (dict(drafter=None), "Chain drafts, but drafter is None"),
+        (dict(cache=KVCache(4, 5)), "cache holds 5 positions"),
         (dict(temperature=-1.0), "temperature=-1.0 must be a number >= 0"),
         (dict(temperature=math.nan), "temperature=nan must be a number >= 0"),
         (dict(temperature="1"), "temperature='1' must be a number >= 0"),

@@ -63,9 +63,8 @@ def train(config: DictConfig) -> dict[str, Any]:
                 bar.update()
                 if trainer.step % config.save_every == 0:
                     save()
-        except KeyboardInterrupt:
-            save()
-            raise KeyboardInterrupt(f"step {trainer.step} is kept in {state}; the same command goes on") from None
+        except KeyboardInterrupt:  # perhaps within an optimiser step: what is in memory is not saved
+            raise KeyboardInterrupt(f"the same command goes on from the last checkpoint in {state}") from None
         except FloatingPointError as error:
             raise FloatingPointError(f"{error}; the last good checkpoint is {state}") from None
     save()

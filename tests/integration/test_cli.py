@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -12,8 +13,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from omegaconf import OmegaConf
 
-from eagle_tree.apps import cli
+from eagle_tree.apps import cli, common
+from eagle_tree.apps.common import build_target
 from eagle_tree.record import read_run
 
 SMALL = ["data.limit=2", "max_new_tokens=12", "policy.budget=8", "policy.top_k=3", "policy.depth=2"]
@@ -27,9 +30,16 @@ def run(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(command(*arguments), cwd=tmp_path, capture_output=True, text=True, timeout=300)
 
 
+@functools.cache
+def loaded(config: str):
+    """A target by its configuration, loaded once for all calls in this process."""
+    return build_target(OmegaConf.create(json.loads(config)))
+
+
 def in_process(monkeypatch, capfd, *arguments: str) -> tuple[int | None, str]:
     """Exit status and standard error of a call without the cost of a new interpreter."""
     monkeypatch.setattr(sys, "argv", ["eagle-tree", *arguments])
+    monkeypatch.setattr(common, "build_target", lambda config: loaded(json.dumps(OmegaConf.to_container(config))))
     try:
         status = cli.main()
     except SystemExit as leave:  # hydra leaves by itself when the configuration is wrong
