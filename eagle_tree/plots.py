@@ -23,11 +23,11 @@ def expected_against_realised(passes: pd.DataFrame, title: str = "") -> Figure:
     figure = Figure(figsize=(9.5, 4.4), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     drafting = [(name, group) for name, group in passes.groupby("policy", sort=False) if group.n_nodes.any()]
+    top = 1.5
     for axis, column, label in (
         (panels[0], "expected_draft", "expected by the drafter (tokens per pass)"),
         (panels[1], "expected_target", "expected under the target (tokens per pass)"),
     ):
-        top = 1.5
         for index, (name, group) in enumerate(drafting):
             points = binned(group, column) if group[column].notna().any() else None
             if points is None:
@@ -36,8 +36,10 @@ def expected_against_realised(passes: pd.DataFrame, title: str = "") -> Figure:
             text = f"{name} (n = {len(group)})"
             axis.errorbar(points.expected, points.realised, 2 * points.error, label=text, capsize=2, ms=5, **style)
             top = max(top, points.expected.max(), (points.realised + 2 * points.error).max())
+        axis.set_xlabel(label)
+    for axis in panels:
         axis.plot([1, top], [1, top], color="0.6", lw=1, ls="--", zorder=0)
-        axis.set(xlabel=label, xlim=(0.9, 1.05 * top), ylim=(0.9, None))
+        axis.set(xlim=(0.9, 1.03 * top), ylim=(0.9, 1.03 * top))
         axis.grid(alpha=0.25)
     panels[0].set_ylabel("realised (tokens per pass)")
     if drafting:
