@@ -7,7 +7,6 @@ A folder holds `config.json` (a Llama config with a few more fields) and `model.
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import torch
@@ -16,7 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaConfig
 
-from eagle_tree.drafter.eagle import EagleConfig, EagleDrafter, EagleHead, check_fits, published_taps
+from eagle_tree.drafter.eagle import EagleConfig, EagleDrafter, EagleHead, check_fits, layer_like, published_taps
+from eagle_tree.files import replacing
 
 BUNDLED = Path(__file__).parent / "assets" / "smollm2-135m-eagle3"
 LAYER_NAMES = {"eagle3": "midlayer", "eagle": "layers.0"}
@@ -147,18 +147,8 @@ def load_bundled(target, dtype: torch.dtype | None = None) -> EagleDrafter:
 
 def random_eagle(target, seed: int = 0) -> EagleDrafter:
     """An EAGLE-3 head of random weights that fits a target: the drafter that knows nothing."""
-    source = target.config
-    layer = LlamaConfig(
-        hidden_size=source.hidden_size,
-        intermediate_size=2 * source.hidden_size,
-        num_attention_heads=source.num_attention_heads,
-        num_key_value_heads=getattr(source, "num_key_value_heads", None) or source.num_attention_heads,
-        head_dim=getattr(source, "head_dim", None) or source.hidden_size // source.num_attention_heads,
-        vocab_size=source.vocab_size,
-        max_position_embeddings=source.max_position_embeddings,
-    )
     taps = published_taps("eagle3", target.n_layers)
-    config = EagleConfig("eagle3", layer, taps, target.hidden_size, min(8192, source.vocab_size))
+    config = EagleConfig("eagle3", layer_like(target.config), taps, target.hidden_size, min(8192, target.vocab_size))
     head = EagleHead.random(config, seed).to(target.device, target.dtype)
     return EagleDrafter(head, target.embedding, target.apply_head)
 
@@ -186,13 +176,12 @@ def published_weights(head: EagleHead) -> dict[str, Tensor]:
 
 
 def save_eagle(folder: str | Path, head: EagleHead, dtype: torch.dtype = torch.bfloat16, extra: dict | None = None):
-    """Write a head in its published layout, each file under a temporary name and then renamed.
+    """Write a head in its published layout.
 
     Args:
         extra: further fields for `config.json` (provenance such as the target's fingerprint).
     """
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     config = head.config
     layer = config.layer.to_dict()
     fields = {name: layer[name] for name in LAYER_FIELDS if layer.get(name) is not None}
@@ -211,9 +200,7 @@ def save_eagle(folder: str | Path, head: EagleHead, dtype: torch.dtype = torch.b
         name: (tensor.to(dtype) if tensor.is_floating_point() else tensor).contiguous()
         for name, tensor in published_weights(head).items()
     }
-    temporary = folder / "model.safetensors.tmp"
-    save_file(weights, temporary)
-    os.replace(temporary, folder / "model.safetensors")
-    temporary = folder / "config.json.tmp"
-    temporary.write_text(json.dumps(fields, indent=2) + "\n")
-    os.replace(temporary, folder / "config.json")
+    with replacing(folder / "model.safetensors") as temporary:
+        save_file(weights, temporary)
+    with replacing(folder / "config.json") as temporary:
+        temporary.write_text(json.dumps(fields, indent=2) + "\n")

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +22,7 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
+from eagle_tree.files import replacing
 from eagle_tree.target import Target
 
 SCHEMA = pa.schema(
@@ -251,14 +251,13 @@ def shard_paths(folder: Path) -> list[Path]:
 
 
 def write_shard(path: Path, sequences: list[Sequence], fingerprint: str) -> None:
-    """Write one Parquet shard under a temporary name, then rename it."""
+    """Write one Parquet shard."""
     table = pa.Table.from_pydict(
         {name: [getattr(s, name) for s in sequences] for name in ("prompt_ids", "answer_ids", "temperature")},
         schema=SCHEMA.with_metadata({"target_fingerprint": fingerprint}),
     )
-    temporary = path.with_suffix(".tmp")
-    pq.write_table(table, temporary, compression="zstd")
-    os.replace(temporary, path)
+    with replacing(path) as temporary:
+        pq.write_table(table, temporary, compression="zstd")
 
 
 def load(folder: Path, fingerprint: str | None = None) -> list[Sequence]:

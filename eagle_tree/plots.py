@@ -8,6 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from eagle_tree.analysis import binned
+from eagle_tree.files import replacing
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe-Ito, colour-blind safe
 MARKERS = "osD^vPX"
@@ -68,7 +69,6 @@ def training_curve(metrics: pd.DataFrame) -> Figure:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a PNG under a temporary name, then rename it."""
-    temporary = path.with_suffix(".tmp")
-    figure.savefig(temporary, format="png", dpi=130)
-    temporary.replace(path)
+    """Write a PNG."""
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=130)

@@ -1,7 +1,7 @@
 """What is recorded of every pass and node, and the writer that loses nothing finished.
 
 Two tables, in Parquet: one row a pass, one row a node. While a run goes on, each finished prompt is a part
-file of its own (written under a temporary name, then renamed); `close` merges the parts into
+file of its own; `close` merges the parts into
 `passes.parquet` and `nodes.parquet`, one row group a prompt, and `run.json` is written last: a folder with
 a `run.json` is whole.
 """
@@ -9,7 +9,6 @@ a `run.json` is whole.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
@@ -19,6 +18,8 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from eagle_tree.files import replacing
 
 
 @dataclass
@@ -129,15 +130,14 @@ class RunWriter:
     def close(self, about: dict) -> None:
         """Merge the parts, then write `run.json`."""
         for name, schema in TABLES.items():
-            target = self.folder / f"{name}.parquet"
-            temporary = target.with_suffix(".tmp")
-            with pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
+            with (
+                replacing(self.folder / f"{name}.parquet") as temporary,
+                pq.ParquetWriter(temporary, schema, compression="zstd") as writer,
+            ):
                 for part in finished_parts(self.parts, name):
                     writer.write_table(pq.read_table(part, schema=schema))
-            os.replace(temporary, target)
-        temporary = self.folder / "run.json.tmp"
-        temporary.write_text(json.dumps(about, indent=2, default=str) + "\n")
-        os.replace(temporary, self.folder / "run.json")
+        with replacing(self.folder / "run.json") as temporary:
+            temporary.write_text(json.dumps(about, indent=2, default=str) + "\n")
         shutil.rmtree(self.parts)
 
 
@@ -157,10 +157,9 @@ def node_table(passes: Sequence[PassRow], nodes: Sequence[dict[str, np.ndarray]]
 
 
 def write_table(table: pa.Table, path: Path) -> None:
-    """Write a Parquet file under a temporary name, then rename it."""
-    temporary = path.with_suffix(".tmp")
-    pq.write_table(table, temporary, compression="zstd")
-    os.replace(temporary, path)
+    """Write a Parquet file."""
+    with replacing(path) as temporary:
+        pq.write_table(table, temporary, compression="zstd")
 
 
 def finished_parts(parts: Path, table: str) -> list[Path]:

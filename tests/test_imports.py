@@ -22,9 +22,10 @@ ALLOWED: dict[str, set[str]] = {
     "cache": set(),
     "calibration": set(),
     "clock": set(),
+    "files": set(),
     "prompts": set(),
     "warp": {"tree"},
-    "record": {"tree"},
+    "record": {"files", "tree"},
     "policy": {"tree", "cost", "calibration"},
     "accept": {"tree", "noise", "warp"},
     "target": {"tree", "cache"},
@@ -42,11 +43,11 @@ ALLOWED: dict[str, set[str]] = {
     },
     "certify": {"tree", "accept", "noise"},
     "audit": {"decode", "target", "record"},
-    "checkpoint": {DRAFTERS},
-    "train": {DRAFTERS, "target"},
-    "corpus": {"target"},
+    "checkpoint": {"files", DRAFTERS},
+    "train": {"files", DRAFTERS, "target"},
+    "corpus": {"files", "target"},
     "analysis": {"record", "trace", "cost"},
-    "plots": {"analysis"},
+    "plots": {"files", "analysis"},
 }  # fmt: skip
 """Module (without the package's name) to the house modules it may import. Apps may import everything."""
 

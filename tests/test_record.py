@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from eagle_tree import record
+from eagle_tree import files, record
 from eagle_tree.record import NODE_COLUMNS, TABLES, PassRow, RunWriter, read_run
 
 ROW = PassRow(
@@ -171,7 +171,7 @@ def test_a_failure_while_closing_leaves_no_run_json_and_loses_nothing(tmp_path, 
     writer = RunWriter(tmp_path / "run")
     write(writer, "a")
     write(writer, "b")
-    replace_file = record.os.replace
+    replace_file = files.os.replace
 
     def full_disk(source, destination):
         if destination.name == f"{failing}.parquet":
@@ -179,7 +179,7 @@ def test_a_failure_while_closing_leaves_no_run_json_and_loses_nothing(tmp_path, 
         replace_file(source, destination)
 
     with monkeypatch.context() as patch:
-        patch.setattr(record.os, "replace", full_disk)
+        patch.setattr(files.os, "replace", full_disk)
         with pytest.raises(OSError, match="no space left"):
             writer.close({})
     assert "run.json" not in names(tmp_path / "run")

@@ -69,7 +69,7 @@ def bench(config: DictConfig) -> dict[str, Any]:
     rule = common.build(config.accept)()
     prompts = common.read_prompts(config.data)
     if not prompts:
-        raise common.UserError("data: no prompts to decode")
+        raise ValueError("data: no prompts to decode")
     target = common.build_target(config.target)
     drafter = common.build_drafter(config.drafter, target)
     prompts = [(prompt, target.encode_chat(list(prompt.messages))) for prompt in prompts]
@@ -149,7 +149,7 @@ def report(folder: Path, sampling: Sampling) -> dict[str, Any]:
     """Print the table, draw the figure, and return the JSON result."""
     passes, outputs = read_run(folder, "passes"), read_run(folder, "outputs")
     if passes.empty:
-        raise common.UserError(f"no passes were recorded in {folder}: every answer ended with its first token")
+        raise ValueError(f"no passes were recorded in {folder}: every answer ended with its first token")
     summary = analysis.summarise(passes, outputs)
     plots.save(plots.expected_against_realised(passes), folder / "expected_realised.png")
     print(table(summary, sampling))

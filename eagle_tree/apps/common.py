@@ -44,10 +44,6 @@ def conf_dir() -> Path:
     raise FileNotFoundError(f"no configuration in {package / 'conf'} or {package.parent / 'conf'}; install again")
 
 
-class UserError(Exception):
-    """A mistake that its message explains; shown without a traceback."""
-
-
 def run_verb(verb: str, task: Callable[[DictConfig], dict[str, Any]], arguments: list[str]) -> int:
     """Compose `conf/<verb>.yaml` with the overrides, run the task, print its result as one JSON line.
 
@@ -66,7 +62,6 @@ def run_verb(verb: str, task: Callable[[DictConfig], dict[str, Any]], arguments:
             print(f"eagle-tree {verb}: interrupted; {interrupt}", file=sys.stderr)
             status = 130
         except (
-            UserError,
             ValueError,
             OSError,
             ArithmeticError,

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import LlamaConfig
+from transformers import LlamaConfig, PreTrainedConfig
 from transformers.models.llama.modeling_llama import (
     LlamaMLP,
     LlamaRMSNorm,
@@ -337,6 +337,20 @@ def check_fits(config: EagleConfig, hidden_size: int, vocab_size: int, n_layers:
     for tap in config.taps:
         if not 0 <= tap <= n_layers:
             raise ValueError(f"the drafter taps layer {tap} of a target with {n_layers} layers")
+
+
+def layer_like(source: PreTrainedConfig) -> LlamaConfig:
+    """The shape of a head's layer that is one more layer of a target: its widths, heads, norm and rotary embedding."""
+    names = ("rms_norm_eps", "rope_parameters", "hidden_act", "max_position_embeddings")
+    return LlamaConfig(
+        hidden_size=source.hidden_size,
+        intermediate_size=source.intermediate_size,
+        num_attention_heads=source.num_attention_heads,
+        num_key_value_heads=getattr(source, "num_key_value_heads", None) or source.num_attention_heads,
+        head_dim=getattr(source, "head_dim", None) or source.hidden_size // source.num_attention_heads,
+        vocab_size=source.vocab_size,
+        **{name: getattr(source, name) for name in names if getattr(source, name, None) is not None},
+    )
 
 
 def published_taps(kind: str, n_layers: int) -> tuple[int, ...]:

@@ -1,0 +1,29 @@
+"""Files are whole or absent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from eagle_tree.files import replacing
+
+
+def test_the_file_appears_only_once_it_is_whole(tmp_path: Path):
+    path = tmp_path / "new folder" / "table.txt"
+    with replacing(path) as temporary:
+        temporary.write_text("half")
+        assert not path.exists()
+        temporary.write_text("whole")
+    assert path.read_text() == "whole"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_an_error_keeps_the_old_file_and_leaves_no_other(tmp_path: Path):
+    path = tmp_path / "table.txt"
+    path.write_text("old")
+    with pytest.raises(OSError, match="No space left"), replacing(path) as temporary:
+        temporary.write_text("half of the new")
+        raise OSError(28, "No space left on device")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
