@@ -15,14 +15,16 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from eagle_tree.apps.common import conf_dir
 from eagle_tree.decode import grow
 from eagle_tree.drafter.base import Drafter
 from eagle_tree.noise import Noise
-from eagle_tree.policy import Autoregressive, Chain, Eagle2, Policy, greedy_closed
+from eagle_tree.policy import Autoregressive, Chain, Eagle2, Policy, Static, greedy_closed
 from eagle_tree.tree import Draft, Frontier, GrowingTree, Tree, stable_topk
 
 VOCAB = 6
@@ -342,6 +344,119 @@ def test_autoregressive_decoding_is_the_empty_tree_without_a_drafter():
 
 def test_eagle2_asks_for_top_k_candidates_at_most():
     assert Eagle2(top_k=7).max_candidates() == 7
+
+
+# Static trees
+
+
+def rank_paths(tree: Tree, candidates: Callable[[Path], list[int]]) -> list[Path]:
+    """Every node's rank path, from the tokens on its path and what the drafter proposed there."""
+    found = []
+    for node in range(1, tree.n_nodes + 1):
+        tokens: list[int] = []
+        while node >= 0:
+            tokens.insert(0, tree.token[node].item())
+            node = tree.parent[node].item()
+        steps = range(1, len(tokens))
+        found.append(tuple(candidates(tuple(tokens[:end])).index(tokens[end]) for end in steps))
+    return found
+
+
+def best_tokens(model: PathModel) -> Callable[[Path], list[int]]:
+    """All tokens after a path, the best first, equal ones in token order."""
+
+    def ranked(path: Path) -> list[int]:
+        log_probs = model.log_probs(path).tolist()
+        return sorted(range(VOCAB), key=lambda token: (-log_probs[token], token))
+
+    return ranked
+
+
+EAGLE_1 = yaml.safe_load((conf_dir() / "policy" / "eagle1.yaml").read_text())["choices"]
+
+
+def test_a_static_tree_by_hand():
+    """
+        root            level 1: 3 candidates of the root, pool 1 2 3; rank 1 is not in the tree
+        0     2         level 2: the nodes 1 and 3 have children, the highest rank is 1: pool 4 5 and 6 7
+      0 1     1         level 3: node 5 alone, the highest rank is 0: pool 8
+        0
+    """  # fmt: skip
+    policy = Static([[0, 1, 0], [0], [2], [2, 1], [0, 0], [0, 1]])
+    model, frontiers = PathModel(3, FINE), []
+
+    class Watching(FakeDrafter):
+        def expand(self, growing: GrowingTree, frontier: Frontier, noise: Noise) -> Draft:
+            frontiers.append((frontier.node.tolist(), frontier.n_candidates))
+            return super().expand(growing, frontier, noise)
+
+    growing = grow(Watching(model), policy, torch.tensor([ROOT_TOKEN]), Noise(0, 0))
+    assert frontiers == [([0], 3), ([1, 3], 2), ([5], 1)]
+    assert growing.n_nodes == 8
+    assert policy.select(growing).tolist() == [1, 3, 4, 5, 7, 8]
+    assert policy.max_candidates() == 3
+    tree, _, closed = growing.select(policy.select(growing))
+    assert closed
+    assert rank_paths(tree, best_tokens(model)) == [(0,), (2,), (0, 0), (0, 1), (2, 1), (0, 1, 0)]
+
+
+closed_choices = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), min_size=1, max_size=12).map(
+    lambda paths: [list(path) for path in {tuple(path[:end]) for path in paths for end in range(1, len(path) + 1)}]
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(models, closed_choices)
+def test_a_static_tree_has_exactly_its_rank_paths(model: PathModel, choices: list[list[int]]):
+    policy = Static(choices)
+    for _ in range(2):  # what is computed once serves every pass
+        _, tree = drafted(model, policy)
+        expected = sorted(map(tuple, choices), key=lambda path: (len(path), path))
+        assert rank_paths(tree, best_tokens(model)) == expected
+
+
+def test_eagle_1_has_25_nodes_in_5_levels():
+    """The released tree (mc_sim_7b_63): 4, 8, 8, 3 and 2 nodes; the drafter runs once a level."""
+    drafter, policy = FakeDrafter(PathModel(4, COARSE)), Static(EAGLE_1)
+    growing = grow(drafter, policy, torch.tensor([ROOT_TOKEN]), Noise(0, 0))
+    tree, _, closed = growing.select(policy.select(growing))
+    assert closed and drafter.calls == 5
+    assert torch.bincount(tree.depth).tolist() == [1, 4, 8, 8, 3, 2]
+    assert sorted(rank_paths(tree, best_tokens(drafter.model))) == sorted(map(tuple, EAGLE_1))
+
+
+def test_a_static_tree_that_was_grown_in_part_keeps_its_upper_levels():
+    policy, drafter = Static(EAGLE_1), FakeDrafter(PathModel(4, COARSE))
+    growing = GrowingTree.from_root(torch.tensor([ROOT_TOKEN]))
+    for nodes in (4, 12):
+        frontier = policy.frontier(growing, None)
+        growing = growing.append(frontier, drafter.expand(growing, frontier, Noise(0, 0)))
+        assert len(policy.select(growing)) == nodes
+
+
+def test_static_trees_of_one_shape_are_equal_and_can_be_keys():
+    assert len({Static([[0], [0, 1]]), Static(((0,), (0, 1)))}) == 1
+    assert repr(Static([[0]])) == "Static(choices=((0,),))"
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ([], "choices is empty"),
+        ([[0], [1, 0]], r"hold \[1, 0\] but not its parent \[1\]"),
+        ([[0], [0, 1, 2]], r"hold \[0, 1, 2\] but not its parent \[0, 1\]"),
+        ([[0], [1], [0]], r"hold \[0\] twice"),
+        ([[0], []], r"hold the root \[\]"),
+        ([[0], [-1]], r"\[-1\], whose ranks must be integers >= 0"),
+        ([[True]], r"\[True\], whose ranks"),
+        ([[0.0]], r"\[0.0\], whose ranks"),
+        ([["0"]], r"\['0'\], whose ranks"),
+    ],
+    ids=repr,
+)
+def test_static_refuses_paths_that_draw_no_tree(choices: list, message: str):
+    with pytest.raises(ValueError, match=f"Static: choices.*{message}|Static: {message}"):
+        Static(choices)
 
 
 # Parameters
