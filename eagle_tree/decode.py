@@ -6,6 +6,7 @@ empty tree, through the same code.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -182,9 +183,14 @@ def generate(
 
 
 def grow(drafter: Drafter | None, policy: Policy, pending: Tensor, noise: Noise) -> GrowingTree:
-    """The drafter proposes, the policy says where, frontier by frontier."""
+    """The drafter proposes, the policy says where, frontier by frontier.
+
+    No node is deeper than the number of frontiers so far, so that a drafter of limited depth is never asked to
+    pass it if growth ends after `max_depth` of them.
+    """
     growing, draft = GrowingTree.from_root(pending), None
-    while (frontier := policy.frontier(growing, draft)) is not None:
+    limit = math.inf if drafter is None or drafter.max_depth is None else drafter.max_depth
+    while len(growing.levels) < limit and (frontier := policy.frontier(growing, draft)) is not None:
         draft = drafter.expand(growing, frontier, noise)
         growing = growing.append(frontier, draft)
     return growing

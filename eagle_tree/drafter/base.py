@@ -18,11 +18,16 @@ class Drafter:
         taps: hidden states of the target that it reads (see `Target.tapped`); empty for none.
         vocab_size: tokens it can propose; no node can have more candidates.
         module: the network whose forward is timed as the drafter's; None for drafters without one.
+        max_depth: depth of the deepest draft node it can propose (the root's children have depth 1); growth
+            ends there. None: no limit.
+        target_id: `[vocab_size] i64`, target ids of its own vocabulary; None: it proposes target ids as they are.
     """
 
     taps: tuple[int, ...] = ()
     vocab_size: int
     module: nn.Module | None = None
+    max_depth: int | None = None
+    target_id: Tensor | None = None
 
     def start(self, prompt_ids: Tensor, features: Tensor | None, pending: Tensor) -> None:
         """Begin a sequence, forgetting the last one.
