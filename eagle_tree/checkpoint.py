@@ -1,26 +1,36 @@
 """Read and write drafter heads in the published layouts, with a strict report on every key.
 
-A folder holds `config.json` (a Llama config with a few more fields) and `model.safetensors` or
-`pytorch_model.bin` (read with `weights_only=True`). The kind of head is read off the keys.
+A folder holds `config.json` and one file of weights (`WEIGHT_FILES`; pickled ones are read with
+`weights_only=True`). The kind of drafter is read off the keys, and so is whatever a config is known to state
+wrongly. A config that names the target it was trained for (`target_fingerprint`, as `eagle-tree train` writes it)
+is held to it; published ones name none.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import LlamaConfig
 
+from eagle_tree.drafter.base import Drafter
 from eagle_tree.drafter.eagle import EagleConfig, EagleDrafter, EagleHead, check_fits, layer_like, published_taps
+from eagle_tree.drafter.medusa import MedusaConfig, MedusaDrafter, MedusaHeads
 from eagle_tree.files import replacing
 
 BUNDLED = Path(__file__).parent / "assets" / "smollm2-135m-eagle3"
+WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin", "medusa_lm_head.safetensors", "medusa_lm_head.pt")
+"""Where weights are looked for, in this order."""
 LAYER_NAMES = {"eagle3": "midlayer", "eagle": "layers.0"}
-"""What the one layer is called in published checkpoints."""
+"""What the one layer of an EAGLE head is called in published checkpoints."""
+MEDUSA_BLOCK = re.compile(r"([0-9]+)\.([0-9]+)\.linear\.(weight|bias)")
+MEDUSA_LM_HEAD = re.compile(r"([0-9]+)\.([0-9]+)\.weight")
+KINDS = ("eagle", "eagle3", "medusa")
 LAYER_FIELDS = (
     "hidden_size",
     "intermediate_size",
@@ -43,20 +53,20 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     Raises:
         FileNotFoundError: no weights there. ValueError: a file that is truncated or no weights file.
     """
-    safe, pickled = folder / "model.safetensors", folder / "pytorch_model.bin"
+    path = next((folder / name for name in WEIGHT_FILES if (folder / name).is_file()), None)
+    if path is None:
+        raise FileNotFoundError(f"no weights in {folder}: none of {', '.join(WEIGHT_FILES)}")
     try:
-        if safe.is_file():
-            return load_file(safe)
-        if pickled.is_file():
-            weights = torch.load(pickled, map_location="cpu", weights_only=True)
-            if not isinstance(weights, dict) or not all(isinstance(tensor, Tensor) for tensor in weights.values()):
-                raise TypeError("it holds something else than named tensors")
-            return weights
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        weights = torch.load(path, map_location="cpu", weights_only=True)
+        if not isinstance(weights, dict) or not all(isinstance(tensor, Tensor) for tensor in weights.values()):
+            raise TypeError("it holds something else than named tensors")
+        return weights
     except (SafetensorError, RuntimeError, EOFError, OSError, ValueError) as error:
         raise ValueError(f"the drafter's weights in {folder} are truncated or damaged: {error}") from error
     except Exception as error:  # torch.load raises pickle's own kinds for anything but tensors
-        raise ValueError(f"the drafter's weights in {pickled} are not a plain tensor file: {error}") from error
-    raise FileNotFoundError(f"no model.safetensors or pytorch_model.bin in {folder}")
+        raise ValueError(f"the drafter's weights in {path} are not a plain tensor file: {error}") from error
 
 
 def read_config(folder: Path) -> dict:
@@ -73,11 +83,74 @@ def read_config(folder: Path) -> dict:
     return fields
 
 
+def kind_of(weights: dict[str, Tensor], expected: tuple[str, ...] = KINDS) -> str:
+    """The kind of drafter that these keys make.
+
+    Raises:
+        ValueError: none of `expected`; the message names some keys.
+    """
+    found = next((kind for kind, layer in LAYER_NAMES.items() if f"{layer}.self_attn.q_proj.weight" in weights), None)
+    if found is None and any(MEDUSA_BLOCK.fullmatch(name) for name in weights):
+        found = "medusa"
+    if found not in expected:
+        raise ValueError(
+            f"the drafter's kind is {found or 'unknown'}, not one of {', '.join(expected)}; "
+            f"its keys are {sorted(weights)[:6]} …"
+        )
+    return found
+
+
+def check_provenance(fields: dict, target, source: Path) -> None:
+    """Raise ValueError if a config says that its drafter was trained for another target."""
+    made_for = fields.get("target_fingerprint")
+    if made_for is not None and made_for != (fingerprint := target.fingerprint):
+        name = fields.get("target_name")
+        raise ValueError(
+            f"the drafter in {source} was trained for {f'{name} ({made_for})' if name else made_for}, "
+            f"not for {target.name} ({fingerprint})"
+        )
+
+
+def load_drafter(folder: str | Path, target, dtype: torch.dtype | None = None) -> EagleDrafter | MedusaDrafter:
+    """The drafter for `target` in a checkpoint folder, whatever its kind.
+
+    Args:
+        dtype: of its weights; None: the target's.
+
+    Raises:
+        FileNotFoundError: folder, config or weights are missing.
+        ValueError: a file is damaged; the keys are of no known kind; a key is missing, unknown or of another
+            shape; it does not fit the target's hidden size or vocabulary, or was trained for another target.
+    """
+    return load_kind(KINDS, folder, target, dtype)
+
+
+def load_eagle(folder: str | Path, target, dtype: torch.dtype | None = None) -> EagleDrafter:
+    """As `load_drafter`, of an EAGLE-1/2 or EAGLE-3 head only."""
+    return load_kind(("eagle", "eagle3"), folder, target, dtype)
+
+
+def load_medusa(folder: str | Path, target, dtype: torch.dtype | None = None) -> MedusaDrafter:
+    """As `load_drafter`, of Medusa heads only."""
+    return load_kind(("medusa",), folder, target, dtype)
+
+
+def load_kind(kinds: tuple[str, ...], folder: str | Path, target, dtype: torch.dtype | None) -> Drafter:
+    """As `load_drafter`, of some kinds only."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"drafter folder {folder} does not exist")
+    fields, weights = read_config(folder), read_weights(folder)
+    kind = kind_of(weights, kinds)
+    check_provenance(fields, target, folder)
+    if kind == "medusa":
+        return build_medusa(weights, target, dtype or target.dtype, folder)
+    return build_eagle(fields, weights, target, dtype or target.dtype, folder)
+
+
 def head_config(fields: dict, weights: dict[str, Tensor], n_layers: int) -> EagleConfig:
-    """The shape of a head from its config and keys; what a config leaves out has the published default."""
-    kind = next((kind for kind, layer in LAYER_NAMES.items() if f"{layer}.self_attn.q_proj.weight" in weights), None)
-    if kind is None:
-        raise ValueError(f"neither an EAGLE-1/2 nor an EAGLE-3 head; its keys are {sorted(weights)[:6]} …")
+    """The shape of an EAGLE head from its config and keys; what a config leaves out has the published default."""
+    kind = kind_of(weights, ("eagle", "eagle3"))
     for name in ("fc.weight", "lm_head.weight") if kind == "eagle3" else ("fc.weight",):
         if name not in weights:
             raise ValueError(f"the drafter's checkpoint lacks {name}")
@@ -103,25 +176,15 @@ def head_config(fields: dict, weights: dict[str, Tensor], n_layers: int) -> Eagl
     )
 
 
-def load_eagle(folder: str | Path, target, dtype: torch.dtype | None = None) -> EagleDrafter:
-    """An `EagleDrafter` for `target` from a checkpoint folder.
-
-    Raises:
-        FileNotFoundError, ValueError: a file is missing or damaged; a key is missing, unknown or of another
-            shape; the head does not fit the target's hidden size or vocabulary.
-    """
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise FileNotFoundError(f"drafter folder {folder} does not exist")
-    fields, weights = read_config(folder), read_weights(folder)
+def build_eagle(fields: dict, weights: dict[str, Tensor], target, dtype: torch.dtype, source: Path) -> EagleDrafter:
+    """An EAGLE head from what its folder `source` holds."""
     config = head_config(fields, weights, target.n_layers)
     check_fits(config, target.hidden_size, target.vocab_size, target.n_layers)
     embedding = weights.pop("embed_tokens.weight", None)
     if embedding is not None and tuple(embedding.shape) != (target.vocab_size, config.layer.hidden_size):
         raise ValueError(f"embed_tokens.weight has shape {tuple(embedding.shape)}, not the target's vocabulary")
-    dtype = dtype or target.dtype
     head = EagleHead(config).to(target.device, dtype)
-    load_strictly(head, weights, folder)
+    load_strictly(head, weights, source)
     embedding = target.embedding if embedding is None else embedding.to(target.device, dtype)
     if embedding.shape[1] != config.layer.hidden_size:
         raise ValueError(
@@ -131,17 +194,43 @@ def load_eagle(folder: str | Path, target, dtype: torch.dtype | None = None) -> 
     return EagleDrafter(head, embedding, target.apply_head)
 
 
+def medusa_config(weights: dict[str, Tensor], target) -> MedusaConfig:
+    """The shape of Medusa heads, counted on their keys (published configs often state another number of heads).
+
+    Raises:
+        ValueError: they read another hidden size, or write another vocabulary, than the target's.
+    """
+    blocks = {name: match.groups() for name in weights if (match := MEDUSA_BLOCK.fullmatch(name))}
+    lm_heads = [name for name in weights if MEDUSA_LM_HEAD.fullmatch(name)]
+    # sizes that disagree among themselves are left to the report on each key
+    hidden = {weights[name].shape[-1] for name in blocks if weights[name].dim()}
+    if len(hidden) == 1 and hidden != {target.hidden_size}:
+        raise ValueError(f"the drafter reads features of size {hidden.pop()}, the target has {target.hidden_size}")
+    vocabulary = {weights[name].shape[0] for name in lm_heads if weights[name].dim()}
+    if len(vocabulary) == 1 and vocabulary != {target.vocab_size}:
+        raise ValueError(f"the drafter's vocabulary has {vocabulary.pop()} tokens, the target's {target.vocab_size}")
+    return MedusaConfig(
+        hidden_size=target.hidden_size,
+        vocab_size=target.vocab_size,
+        n_heads=len({head for head, _, _ in blocks.values()}),
+        n_layers=len({layer for _, layer, _ in blocks.values()}),
+        own_lm_heads=bool(lm_heads),
+    )
+
+
+def build_medusa(weights: dict[str, Tensor], target, dtype: torch.dtype, source: Path) -> MedusaDrafter:
+    """Medusa heads from what their folder `source` holds."""
+    heads = MedusaHeads(medusa_config(weights, target)).to(target.device, dtype)
+    load_strictly(heads, weights, source)
+    return MedusaDrafter(heads, target.n_layers, target.apply_head)
+
+
 def load_bundled(target, dtype: torch.dtype | None = None) -> EagleDrafter:
-    """The head that ships with the package, for the bundled target only.
+    """The head that ships with the package, for the bundled target only (its config names that one).
 
     Raises:
         ValueError: the target is another model.
     """
-    made_for = read_config(BUNDLED).get("target_fingerprint")
-    if target.fingerprint != made_for:
-        raise ValueError(
-            f"the bundled drafter was trained for {made_for}, not for {target.name} ({target.fingerprint})"
-        )
     return load_eagle(BUNDLED, target, dtype)
 
 
@@ -153,7 +242,7 @@ def random_eagle(target, seed: int = 0) -> EagleDrafter:
     return EagleDrafter(head, target.embedding, target.apply_head)
 
 
-def load_strictly(head: EagleHead, weights: dict[str, Tensor], source: Path) -> None:
+def load_strictly(head: nn.Module, weights: dict[str, Tensor], source: Path) -> None:
     """Load every key, or raise ValueError that lists missing, unknown and misshapen ones."""
     own = published_weights(head)
     problems = [f"missing {name}" for name in sorted(own.keys() - weights.keys())]
@@ -164,13 +253,15 @@ def load_strictly(head: EagleHead, weights: dict[str, Tensor], source: Path) -> 
         if weights[name].shape != own[name].shape
     ]
     if problems:
-        raise ValueError(f"the drafter in {source} does not fit its config: {'; '.join(problems[:8])}")
+        raise ValueError(f"the keys of the drafter in {source} do not fit its kind: {'; '.join(problems[:8])}")
     for name, tensor in own.items():
         tensor.copy_(weights[name])
 
 
-def published_weights(head: EagleHead) -> dict[str, Tensor]:
-    """The head's own tensors under their published names."""
+def published_weights(head: EagleHead | MedusaHeads) -> dict[str, Tensor]:
+    """The drafter's own tensors under their published names."""
+    if isinstance(head, MedusaHeads):
+        return head.heads.state_dict()
     layer = LAYER_NAMES[head.config.kind]
     return {name.replace("midlayer.", f"{layer}."): tensor for name, tensor in head.state_dict().items()}
 
@@ -179,9 +270,9 @@ def save_eagle(folder: str | Path, head: EagleHead, dtype: torch.dtype = torch.b
     """Write a head in its published layout.
 
     Args:
-        extra: further fields for `config.json` (provenance such as the target's fingerprint).
+        dtype: of the weights on disk.
+        extra: further fields for `config.json` (provenance: `target_fingerprint`, `target_name`).
     """
-    folder = Path(folder)
     config = head.config
     layer = config.layer.to_dict()
     fields = {name: layer[name] for name in LAYER_FIELDS if layer.get(name) is not None}
@@ -194,8 +285,31 @@ def save_eagle(folder: str | Path, head: EagleHead, dtype: torch.dtype = torch.b
         "bias": config.fc_bias,
         "qkv_bias": config.qkv_bias,
         "eagle_taps": list(config.taps),
-        **(extra or {}),
     }
+    write_checkpoint(Path(folder), head, dtype, fields | (extra or {}))
+
+
+def save_medusa(folder: str | Path, heads: MedusaHeads, dtype: torch.dtype = torch.bfloat16, extra: dict | None = None):
+    """Write Medusa heads in their published layout; without LM head keys where they borrow the target's.
+
+    Args:
+        dtype: of the weights on disk.
+        extra: further fields for `config.json` (provenance: `target_fingerprint`, `target_name`); the name also
+            stands for the published `base_model_name_or_path`.
+    """
+    extra = extra or {}
+    fields = {
+        "medusa_num_heads": heads.config.n_heads,
+        "medusa_num_layers": heads.config.n_layers,
+        "base_model_name_or_path": extra.get("target_name"),
+        "hidden_size": heads.config.hidden_size,
+        "vocab_size": heads.config.vocab_size,
+    }
+    write_checkpoint(Path(folder), heads, dtype, fields | extra)
+
+
+def write_checkpoint(folder: Path, head: EagleHead | MedusaHeads, dtype: torch.dtype, fields: dict) -> None:
+    """Write weights (floating ones as `dtype`) and `config.json`, each whole or not at all."""
     weights = {
         name: (tensor.to(dtype) if tensor.is_floating_point() else tensor).contiguous()
         for name, tensor in published_weights(head).items()

@@ -8,12 +8,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+import yaml
 from conftest import SHAPE, VOCAB, build_target
+from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig
 
-from eagle_tree.checkpoint import load_eagle, random_eagle, save_eagle
+from eagle_tree.apps import common
+from eagle_tree.checkpoint import load_drafter, load_eagle, load_medusa, random_eagle, save_eagle, save_medusa
 from eagle_tree.drafter.eagle import EagleConfig, EagleDrafter, EagleHead, published_taps
+from eagle_tree.drafter.medusa import MedusaConfig, MedusaDrafter, MedusaHeads
 from eagle_tree.noise import Noise
 from eagle_tree.tree import Frontier, GrowingTree
 
@@ -229,7 +233,8 @@ def test_a_config_without_a_needed_field(folder, target, name):
 
 def test_missing_weights(folder, target):
     (folder / "model.safetensors").unlink()
-    refused(folder, target, "no model.safetensors or pytorch_model.bin in", FileNotFoundError)
+    complaint = f"no weights in {re.escape(str(folder))}: none of model.safetensors, .*, medusa_lm_head.pt"
+    refused(folder, target, complaint, FileNotFoundError)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.5, 0.99])
@@ -277,7 +282,7 @@ def test_a_file_that_holds_something_else_than_named_tensors(folder, target):
 def test_each_missing_key_is_named(folder, target, name):
     edit(folder, lambda weights: weights.pop(name))
     if name == "midlayer.self_attn.q_proj.weight":  # the key that tells an EAGLE-3 head
-        refused(folder, target, "neither an EAGLE-1/2 nor an EAGLE-3 head")
+        refused(folder, target, "the drafter's kind is unknown, not one of eagle, eagle3")
     else:
         refused(folder, target, f"(missing|lacks) {re.escape(name)}")
 
@@ -287,7 +292,7 @@ def test_each_missing_key_of_an_eagle_1_2_head_is_named(tmp_path, target, name):
     save_eagle(tmp_path, VARIANTS["eagle"])
     edit(tmp_path, lambda weights: weights.pop(name))
     if name == "layers.0.self_attn.q_proj.weight":
-        refused(tmp_path, target, "neither an EAGLE-1/2 nor an EAGLE-3 head")
+        refused(tmp_path, target, "the drafter's kind is unknown, not one of eagle, eagle3")
     else:  # by its published name
         refused(tmp_path, target, f"(missing|lacks) {re.escape(name)}")
 
@@ -310,7 +315,7 @@ def test_a_wrong_shape_is_named_with_both_shapes(folder, target):
 
 def test_another_head_than_eagle_is_not_guessed(folder, target):
     save_file({"0.0.linear.weight": torch.zeros(2, 2)}, folder / "model.safetensors")
-    refused(folder, target, r"neither an EAGLE-1/2 nor an EAGLE-3 head; its keys are \['0\.0\.linear\.weight'\]")
+    refused(folder, target, r"kind is medusa, not one of eagle, eagle3; its keys are \['0\.0\.linear\.weight'\]")
 
 
 def test_a_target_of_another_hidden_size(folder):
@@ -358,3 +363,231 @@ def test_an_interrupted_save_leaves_the_old_head(folder, target, monkeypatch):
         save_eagle(folder, make_head("eagle3", 20, seed=9))
     after = load_eagle(folder, target).head.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+# --- Medusa ---
+
+MEDUSA = {
+    "borrowed": MedusaConfig(32, VOCAB, 3),
+    "borrowed, two blocks": MedusaConfig(32, VOCAB, 2, n_layers=2),
+    "own": MedusaConfig(32, VOCAB, 3, own_lm_heads=True),
+    "own, two blocks": MedusaConfig(32, VOCAB, 2, n_layers=2, own_lm_heads=True),
+}
+"""Heads that borrow the target's LM head, or end in their own (the published layout)."""
+MEDUSA_KEYS = {
+    "borrowed": {f"{i}.0.linear.{part}" for i in range(3) for part in ("weight", "bias")},
+    "own": {f"{i}.{rest}" for i in range(3) for rest in ("0.linear.weight", "0.linear.bias", "1.weight")},
+    "own, two blocks": {
+        f"{i}.{rest}"
+        for i in range(2)
+        for rest in ("0.linear.weight", "0.linear.bias", "1.linear.weight", "1.linear.bias", "2.weight")
+    },
+}
+every_medusa = pytest.mark.parametrize("variant", MEDUSA)
+
+
+def medusa_heads(variant: str = "own") -> MedusaHeads:
+    return MedusaHeads.random(MEDUSA[variant], seed=3).double()
+
+
+@pytest.fixture()
+def medusa_folder(tmp_path):
+    save_medusa(tmp_path, medusa_heads())
+    return tmp_path
+
+
+def medusa_refused(folder, target, complaint: str) -> None:
+    for load in (load_medusa, load_drafter):
+        with pytest.raises(ValueError, match=complaint):
+            load(folder, target)
+
+
+@pytest.mark.parametrize("variant", MEDUSA_KEYS)
+def test_the_keys_of_medusa_heads_are_the_published_ones(tmp_path, variant):
+    save_medusa(tmp_path, medusa_heads(variant))
+    weights = load_file(tmp_path / "model.safetensors")
+    assert set(weights) == MEDUSA_KEYS[variant]
+    assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
+    assert weights["0.0.linear.weight"].shape == (32, 32)
+    assert weights["0.0.linear.bias"].shape == (32,)
+    assert "own" not in variant or weights[f"1.{MEDUSA[variant].n_layers}.weight"].shape == (VOCAB, 32)
+    assert {path.name for path in tmp_path.iterdir()} == {"model.safetensors", "config.json"}
+
+
+def test_the_config_of_medusa_heads_states_counts_and_provenance(tmp_path):
+    save_medusa(tmp_path, medusa_heads(), extra={"target_fingerprint": "abc", "target_name": "vicuna"})
+    fields = json.loads((tmp_path / "config.json").read_text())
+    assert (fields["medusa_num_heads"], fields["medusa_num_layers"]) == (3, 1)
+    assert fields["base_model_name_or_path"] == fields["target_name"] == "vicuna"
+    assert fields["target_fingerprint"] == "abc"
+
+
+@every_medusa
+def test_saved_medusa_heads_come_back_and_draft_the_same(tmp_path, target, variant):
+    heads = medusa_heads(variant)
+    save_medusa(tmp_path, heads, dtype=torch.float64)
+    loaded = load_medusa(tmp_path, target)
+    assert loaded.heads.config == heads.config
+    assert loaded.taps == (4,)
+    for name, tensor in heads.state_dict().items():
+        assert torch.equal(loaded.heads.state_dict()[name], tensor), name
+    ours, theirs = first_draft(loaded, target), first_draft(MedusaDrafter(heads, 4, target.apply_head), target)
+    assert torch.equal(ours.token, theirs.token)
+    assert torch.equal(ours.log_conf, theirs.log_conf)
+
+
+@pytest.mark.parametrize("name", ["medusa_lm_head.pt", "medusa_lm_head.safetensors", "pytorch_model.bin"])
+@every_medusa
+def test_the_published_file_names_are_read(tmp_path, target, variant, name):
+    save_medusa(tmp_path, medusa_heads(variant), dtype=torch.float64)
+    expected = load_medusa(tmp_path, target).heads.state_dict()
+    weights = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    (save_file if name.endswith("safetensors") else torch.save)(weights, tmp_path / name)
+    loaded = load_medusa(tmp_path, target).heads.state_dict()
+    assert loaded.keys() == expected.keys()
+    assert all(torch.equal(loaded[name], expected[name]) for name in loaded)
+
+
+@pytest.mark.parametrize("stated", [{}, {"medusa_num_heads": 5, "medusa_num_layers": 4}, {"medusa_num_heads": 2}])
+@every_medusa
+def test_the_keys_are_counted_whatever_the_config_states(tmp_path, target, variant, stated):
+    """Published configs say 2 or 5 heads where there are 3, and name no hidden size."""
+    save_medusa(tmp_path, medusa_heads(variant))
+    (tmp_path / "config.json").write_text(json.dumps({"base_model_name_or_path": "vicuna", **stated}))
+    drafter = load_medusa(tmp_path, target)
+    assert drafter.heads.config == MEDUSA[variant]
+    assert drafter.max_depth == MEDUSA[variant].n_heads
+
+
+def test_medusa_heads_are_loaded_in_the_targets_dtype_or_the_one_asked_for(medusa_folder, target):
+    for dtype in (torch.float64, torch.float32):
+        drafter = load_medusa(medusa_folder, target, None if dtype == target.dtype else dtype)
+        assert {parameter.dtype for parameter in drafter.heads.parameters()} == {dtype}
+
+
+@pytest.mark.parametrize("name", sorted(MEDUSA_KEYS["own, two blocks"]))
+def test_each_missing_key_of_medusa_heads_is_named(tmp_path, target, name):
+    save_medusa(tmp_path, medusa_heads("own, two blocks"))
+    edit(tmp_path, lambda weights: weights.pop(name))
+    medusa_refused(tmp_path, target, rf"do not fit its kind: missing {re.escape(name)}$")
+
+
+@pytest.mark.parametrize("name", ["fc.weight", "0.linear.weight", "1.0.linear.scale", "2.5.weight"])
+def test_an_unknown_key_of_medusa_heads_is_named(medusa_folder, target, name):
+    edit(medusa_folder, lambda weights: weights.update({name: torch.zeros(VOCAB, 32)}))
+    medusa_refused(medusa_folder, target, f"unknown {re.escape(name)}$")
+
+
+def test_a_gap_in_the_heads_is_named_and_not_filled(medusa_folder, target):
+    """Heads 0, 2 and 7: three heads, of which the middle one would be missing."""
+
+    def move(weights) -> None:
+        for name in MEDUSA_KEYS["own"]:
+            if name.startswith("1."):
+                weights[f"7{name[1:]}"] = weights.pop(name)
+
+    edit(medusa_folder, move)
+    medusa_refused(medusa_folder, target, r"missing 1\.0\.linear\.bias; .*unknown 7\.0\.linear\.bias")
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "wanted"),
+    [("1.0.linear.weight", (32, 31), (32, 32)), ("0.0.linear.bias", (), (32,)), ("2.1.weight", (60, 32), (VOCAB, 32))],
+)
+def test_a_wrong_shape_in_medusa_heads_is_named_with_both_shapes(medusa_folder, target, name, shape, wanted):
+    edit(medusa_folder, lambda weights: weights.update({name: torch.zeros(shape)}))
+    medusa_refused(medusa_folder, target, re.escape(f"{name} has shape {shape} instead of {wanted}"))
+
+
+def test_medusa_heads_for_a_target_of_another_shape(medusa_folder):
+    medusa_refused(medusa_folder, build_target(hidden_size=48), "features of size 32, the target has 48")
+    medusa_refused(medusa_folder, build_target(vocab_size=60), "vocabulary has 61 tokens, the target's 60")
+
+
+def test_an_interrupted_save_leaves_the_old_medusa_heads(medusa_folder, target, monkeypatch):
+    before = load_medusa(medusa_folder, target).heads.state_dict()
+
+    def failing(weights, path):
+        path.write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("eagle_tree.checkpoint.save_file", failing)
+    with pytest.raises(KeyboardInterrupt):
+        save_medusa(medusa_folder, MedusaHeads(MEDUSA["own"]))
+    after = load_medusa(medusa_folder, target).heads.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert {path.name for path in medusa_folder.iterdir()} == {"model.safetensors", "config.json"}
+
+
+# --- any kind ---
+
+
+def save_any(folder, kind: str, **extra) -> None:
+    if kind == "medusa":
+        save_medusa(folder, medusa_heads(), extra=extra)
+    else:
+        save_eagle(folder, VARIANTS[kind], extra=extra)
+
+
+every_kind = pytest.mark.parametrize("kind", ["eagle", "eagle3", "medusa"])
+
+
+@every_kind
+def test_the_kind_is_told_by_the_keys(tmp_path, target, kind):
+    """A config that claims another kind changes nothing."""
+    save_any(tmp_path, kind, architectures=["LlamaForCausalLMEagle3"])
+    drafter = load_drafter(tmp_path, target)
+    assert ("medusa" if isinstance(drafter, MedusaDrafter) else drafter.head.config.kind) == kind
+    assert first_draft(drafter, target).token.shape == (1, 5)
+
+
+@pytest.mark.parametrize("load", [load_drafter, load_eagle, load_medusa])
+def test_an_unknown_kind_is_refused_with_its_keys_and_the_kinds_that_are_known(folder, target, load):
+    save_file({"blocks.0.weight": torch.zeros(2), "head": torch.zeros(2)}, folder / "model.safetensors")
+    known = {load_drafter: "eagle, eagle3, medusa", load_eagle: "eagle, eagle3", load_medusa: "medusa"}[load]
+    with pytest.raises(ValueError, match=rf"unknown, not one of {known}; its keys are \['blocks\.0\.weight', 'head'\]"):
+        load(folder, target)
+
+
+def test_a_loader_of_one_kind_refuses_the_others(folder, target):
+    with pytest.raises(ValueError, match="kind is eagle3, not one of medusa"):
+        load_medusa(folder, target)
+    save_medusa(folder, medusa_heads())
+    refused(folder, target, "kind is medusa, not one of eagle, eagle3")
+
+
+@pytest.mark.parametrize("load", [load_drafter, load_medusa])
+def test_every_loader_names_a_missing_folder(tmp_path, target, load):
+    with pytest.raises(FileNotFoundError, match=r"drafter folder .*nowhere does not exist"):
+        load(tmp_path / "nowhere", target)
+
+
+@every_kind
+def test_a_drafter_made_for_another_target_is_refused(tmp_path, target, kind):
+    """Same shape, other weights: it would load, and draft badly. Both targets are named."""
+    other = build_target(seed=1)
+    save_any(tmp_path, kind, target_fingerprint=other.fingerprint, target_name="elder")
+    complaint = rf"trained for elder \({other.fingerprint}\), not for tiny-llama \({target.fingerprint}\)"
+    for load in (load_drafter, load_medusa if kind == "medusa" else load_eagle):
+        with pytest.raises(ValueError, match=complaint):
+            load(tmp_path, target)
+        assert load(tmp_path, other).vocab_size == VOCAB
+
+
+@every_kind
+def test_a_published_drafter_names_no_target_and_loads(tmp_path, target, kind):
+    save_any(tmp_path, kind)
+    assert "target_fingerprint" not in json.loads((tmp_path / "config.json").read_text())
+    assert load_drafter(tmp_path, target).vocab_size == VOCAB
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("checkpoint", "eagle"), ("checkpoint", "medusa"), ("eagle", "eagle3"), ("medusa", "medusa")]
+)
+def test_the_configuration_of_a_drafter_builds_it(tmp_path, target, name, kind):
+    save_any(tmp_path, kind)
+    fields = yaml.safe_load((common.conf_dir() / "drafter" / f"{name}.yaml").read_text())
+    assert fields["folder"] == "???"
+    drafter = common.build_drafter(OmegaConf.create({**fields, "folder": str(tmp_path)}), target)
+    assert isinstance(drafter, MedusaDrafter if kind == "medusa" else EagleDrafter)
