@@ -139,7 +139,7 @@ def sample(
             return Row(list(opening), 0, None, temperature, len(opening))
         if not waiting:
             return None
-        ids = waiting.pop()
+        ids = waiting.pop(0)
         return Row(ids, 0, len(ids), temperature)
 
     rows: list[Row | None] = [new_row() for _ in range(settings.rows)]
@@ -206,6 +206,29 @@ def shared_prefix(old: list[int], new: list[int]) -> int:
 def digest(ids: list[int]) -> bytes:
     """A short digest of a prompt, for de-duplication."""
     return hashlib.blake2b(json.dumps(list(ids)).encode(), digest_size=12).digest()
+
+
+def sharing_words(sequences: list[Sequence], held_out: list[list[int]], run: int = 10) -> list[bool]:
+    """Whether each sequence's prompt shares `run` tokens in a row with a held-out prompt.
+
+    Args:
+        held_out: token ids of the words of prompts that a drafter will be judged on, without the chat template. Of a
+            prompt with fewer than `run` tokens, all must be shared.
+    """
+    runs: dict[int, set[tuple[int, ...]]] = {}
+    for words in filter(None, held_out):
+        length = min(run, len(words))
+        starts = range(len(words) - length + 1)
+        runs.setdefault(length, set()).update(tuple(words[start : start + length]) for start in starts)
+
+    def shares(ids: list[int]) -> bool:
+        return any(
+            tuple(ids[start : start + length]) in known
+            for length, known in runs.items()
+            for start in range(len(ids) - length + 1)
+        )
+
+    return [shares(sequence.prompt_ids) for sequence in sequences]
 
 
 def build(

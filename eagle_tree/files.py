@@ -7,6 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
@@ -27,3 +32,29 @@ def replacing(path: str | Path) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def write_tensors(path: str | Path, tensors: dict[str, Tensor]) -> None:
+    """Write a safetensors file.
+
+    Raises:
+        OSError: it cannot be written (safetensors has an exception of its own for that).
+    """
+    with replacing(path) as temporary:
+        try:
+            save_file(tensors, temporary)
+        except SafetensorError as error:
+            raise OSError(f"cannot write {path}: {error}") from error
+
+
+def write_state(path: str | Path, state: dict) -> None:
+    """Write tensors, numbers and strings in nested containers by `torch.save`; read with `weights_only=True`.
+
+    Raises:
+        OSError: it cannot be written (torch raises RuntimeError for that).
+    """
+    with replacing(path) as temporary:
+        try:
+            torch.save(state, temporary)
+        except RuntimeError as error:
+            raise OSError(f"cannot write {path}: {error}") from error

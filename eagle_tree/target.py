@@ -219,6 +219,12 @@ class Target:
         text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         return self.tokenizer.encode(text, add_special_tokens=False)
 
+    def encode_words(self, text: str) -> list[int]:
+        """Token ids of bare text: no template, no special tokens."""
+        if self.tokenizer is None:
+            raise ValueError(f"target {self.name!r} has no tokenizer: give token ids")
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
     def new_cache(
         self, batch_size: int = 1, max_length: int | None = None, fixed_capacity: int | None = None
     ) -> KVCache:
@@ -226,15 +232,19 @@ class Target:
         return KVCache(self.n_layers, max_length or self.max_length, batch_size, fixed_capacity)
 
     @torch.inference_mode()
-    def prefill(self, prompt_ids: Tensor, cache: KVCache, taps: Sequence[int] = ()) -> Verified:
+    def prefill(self, prompt_ids: Tensor, cache: KVCache, taps: Sequence[int] = (), n_logits: int = 1) -> Verified:
         """Read a prompt `[n]` into an empty one-row cache.
 
         Returns:
-            `logits [1, V]` after the last token and `features [n, taps * H]` of every position.
+            `logits [n_logits, V]` after the last tokens and `features [n, taps * H]` of every position.
         """
-        keywords = {"logits_to_keep": 1} if self.slices_logits else {}
+        keywords = {"logits_to_keep": n_logits} if self.slices_logits else {}
         logits, features = self._forward(prompt_ids[None], None, None, cache, taps, keywords)
-        return Verified(logits[0, -1:], None if features is None else features[0])
+        return Verified(logits[0, -n_logits:], None if features is None else features[0])
+
+    def read(self, ids: Tensor, taps: Sequence[int] = (), n_logits: int = 1) -> Verified:
+        """Read a known text `[n]` at once (teacher forcing) and keep no cache; returns what `prefill` does."""
+        return self.prefill(ids, self.new_cache(max_length=ids.shape[0]), taps, n_logits)
 
     @torch.inference_mode()
     def verify(self, trees: Sequence[Tree], cache: KVCache, taps: Sequence[int] = ()) -> list[Verified]:

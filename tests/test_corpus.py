@@ -15,7 +15,19 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
 from eagle_tree import corpus
-from eagle_tree.corpus import SCHEMA, Sequence, Settings, build, chat_turns, digest, draw, load, sample, shared_prefix
+from eagle_tree.corpus import (
+    SCHEMA,
+    Sequence,
+    Settings,
+    build,
+    chat_turns,
+    digest,
+    draw,
+    load,
+    sample,
+    shared_prefix,
+    sharing_words,
+)
 from eagle_tree.target import Target
 
 GREEDY = Settings(rows=3, max_prompt_tokens=12, max_answer_tokens=8, greedy_share=1.0)
@@ -321,3 +333,15 @@ def test_what_is_loaded_is_what_was_written(tmp_path):
 def test_settings_name_what_is_wrong(fields, complaint):
     with pytest.raises(ValueError, match=complaint):
         Settings(**fields)
+
+
+# --- held-out prompts ---
+
+
+def test_prompts_that_share_words_with_held_out_ones_are_found():
+    """5 6 7 is in the first prompt, not in the second (5 6, then 6 7); the third holds the whole of (9, 8)."""
+    prompts = [[1, 5, 6, 7, 2], [5, 6, 3, 6, 7, 1], [9, 8], [1, 2, 3]]
+    sequences = [Sequence(prompt, [4], 0.0) for prompt in prompts]
+    held_out = [[4, 5, 6, 7], [9, 8], []]
+    assert sharing_words(sequences, held_out, run=3) == [True, False, True, False]
+    assert sharing_words(sequences, [], run=3) == [False] * 4

@@ -44,8 +44,14 @@ ALLOWED: dict[str, set[str]] = {
     "certify": {"tree", "accept", "noise"},
     "audit": {"decode", "target", "record"},
     "checkpoint": {"files", DRAFTERS},
-    "train": {"files", DRAFTERS, "target"},
+    "losses": set(),
+    "features": {"files", "target"},
+    "objective": {"checkpoint", DRAFTERS, "features", "losses", "target"},
+    "train": {"files", "features", "objective", "target"},
     "corpus": {"files", "target"},
+    "evaluate": {
+        "tree", "noise", "warp", "policy", "target", "drafter.base", "decode", "record", "files"
+    },
     "analysis": {"record", "trace", "cost"},
     "plots": {"files", "analysis"},
 }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import secrets
@@ -70,7 +71,8 @@ def run_verb(verb: str, task: Callable[[DictConfig], dict[str, Any]], arguments:
         ) as error:
             print(f"eagle-tree {verb}: error: {error}", file=sys.stderr)
         else:
-            print(json.dumps({"verb": verb, **result}, default=str), flush=True)
+            if os.environ.get("RANK", "0") == "0":  # of processes that share the work, one speaks
+                print(json.dumps({"verb": verb, **result}, default=str), flush=True)
             status = 0
 
     sys.argv = [f"eagle-tree {verb}", *arguments]
@@ -109,13 +111,38 @@ def build_policy(config: DictConfig) -> Policy:
         raise ValueError(f"policy: {error}") from None
 
 
-def named_policy(name: str) -> DictConfig:
-    """The config of a policy by its name in `conf/policy`."""
+def named_policy(name: str, option: str) -> DictConfig:
+    """The config of a policy by its name in `conf/policy`; an unknown one is an error of the named option."""
     path = conf_dir() / "policy" / f"{name}.yaml"
     if not path.is_file():
         known = ", ".join(sorted(file.stem for file in path.parent.glob("*.yaml")))
-        raise ValueError(f"compare: unknown policy {name!r}; known are {known}")
+        raise ValueError(f"{option}: unknown policy {name!r}; known are {known}")
     return OmegaConf.load(path)
+
+
+def listed_policies(config: DictConfig, option: str) -> dict[str, Policy]:
+    """Policies by label, of a list option such as bench's `compare`.
+
+    An entry is the name of a yaml in conf/policy, or a mapping of `policy` (such a name) and fields
+    that differ from the yaml's: `compare=[autoregressive,{policy:eagle2,budget:8}]`.
+    """
+    return dict(listed_policy(entry, option) for entry in OmegaConf.to_container(config, resolve=True)[option])
+
+
+def listed_policy(entry: str | dict[str, Any], option: str) -> tuple[str, Policy]:
+    """Label and policy of one entry."""
+    if isinstance(entry, str):
+        return entry, build_policy(named_policy(entry, option))
+    if not isinstance(entry, dict) or "policy" not in entry:
+        raise ValueError(f"{option}: {entry!r} is neither a policy's name nor {{policy: NAME, field: value}}")
+    changes = {field: value for field, value in entry.items() if field != "policy"}
+    config = named_policy(entry["policy"], option)
+    for field, value in changes.items():
+        if field not in config:
+            raise ValueError(f"{option}: policy {entry['policy']!r} has no field {field!r}")
+        config[field] = value
+    label = ",".join(f"{field}={value}" for field, value in changes.items())
+    return f"{entry['policy']}({label})", build_policy(config)
 
 
 def read_prompts(config: DictConfig) -> list[Prompt]:
@@ -129,6 +156,27 @@ def new_run_folder(config: DictConfig, verb: str) -> Path:
     if config.run is not None:
         return Path(config.run)
     return Path(config.output) / f"{verb}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+def finite(value: float) -> float | None:
+    """A number that JSON can hold."""
+    return value if math.isfinite(value) else None
+
+
+def interval(row: dict[str, float], name: str) -> str:
+    """A value and its 95 % interval for people, from the columns `name`, `name_low` and `name_high`."""
+    low, high = row[f"{name}_low"], row[f"{name}_high"]
+    if math.isnan(row[name]):
+        return "n/a"
+    return f"{row[name]:.2f} " + ("(n/a)" if math.isnan(low) else f"({low:.2f}–{high:.2f})")
+
+
+def aligned(rows: list[dict[str, str]]) -> list[str]:
+    """The lines of a table for people; each row maps column names to cells."""
+    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
+    lines = ["  ".join(name.ljust(width) for name, width in widths.items()).rstrip()]
+    lines.append("  ".join("─" * width for width in widths.values()))
+    return lines + ["  ".join(row[name].ljust(width) for name, width in widths.items()).rstrip() for row in rows]
 
 
 def provenance(target: Target, config: DictConfig) -> dict[str, Any]:
