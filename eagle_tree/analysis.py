@@ -27,6 +27,7 @@ def ratio(per_prompt: pd.DataFrame, numerator: str, denominator: str) -> tuple[f
     if len(values) < 2 or not total[1]:
         return estimate, float("nan"), float("nan")
     sums = resampled_sums(values)
+    sums = sums[sums[:, 1] > 0]  # a resample of prompts that have nothing to count says nothing
     low, high = np.percentile(sums[:, 0] / sums[:, 1], INTERVAL)
     return estimate, low, high
 
@@ -125,3 +126,54 @@ def binned(passes: pd.DataFrame, column: str, bins: int = 8) -> pd.DataFrame:
             "count": grouped.size(),
         }
     ).reset_index(drop=True)
+
+
+def hit_rates(hits: pd.DataFrame, ranks: tuple[int, ...] = (1, 2, 4, 8)) -> pd.DataFrame:
+    """How well a drafter guesses, one row a depth of self-feeding, from the counts of `evaluate.measure`.
+
+    Columns:
+        positions: text positions looked at;
+        n_alpha, n_alpha_low, n_alpha_high: expected acceptance of the first candidate, EAGLE-1's n-α of a chain
+        (arXiv 2401.15077): the target's probability of it; its agreement with the text at temperature 0;
+        hit_k, hit_k_low, hit_k_high: share of positions whose true token is among the first k candidates.
+    """
+    rows = []
+    for depth, group in hits.groupby("depth"):
+        of_prompt = group.groupby("prompt_id", sort=False)
+        sums = pd.DataFrame({"positions": of_prompt.positions.first()})
+        sums["n_alpha"] = group[group["rank"] == 0].groupby("prompt_id", sort=False).probability.sum()
+        row = {"depth": depth, "positions": int(sums.positions.sum())}
+        for rank in ranks:
+            sums[f"hit_{rank}"] = group[group["rank"] < rank].groupby("prompt_id", sort=False).hits.sum()
+        for name in sums.columns.drop("positions"):
+            row |= dict(zip((name, f"{name}_low", f"{name}_high"), ratio(sums, name, "positions"), strict=True))
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def tokens_per_pass(passes: pd.DataFrame) -> pd.DataFrame:
+    """One row a policy, in the order of their first appearance: passes, tau, tau_low, tau_high, nodes (verified, a
+    pass), expected_draft and realised (tokens a pass before truncation; of a followed text, within it)."""
+    rows = []
+    for policy, group in passes.groupby("policy", sort=False):
+        of_prompt = group.groupby("prompt_id", sort=False).agg(passes=("pass_id", "size"), emitted=("emitted", "sum"))
+        tau, low, high = ratio(of_prompt, "emitted", "passes")
+        means = {"nodes": group.n_nodes.mean(), "expected_draft": group.expected_draft.mean()}
+        means["realised"] = group.accepted.mean() + 1
+        rows.append({"policy": policy, "passes": len(group), "tau": tau, "tau_low": low, "tau_high": high, **means})
+    return pd.DataFrame(rows)
+
+
+def reliability(bins: pd.DataFrame) -> pd.DataFrame:
+    """Confidence against hits by confidence bin, over all prompts and depths given: confidence, hit_rate, count."""
+    sums = bins.groupby("bin")[["count", "confidence", "hits"]].sum()
+    sums = sums[sums["count"] > 0]
+    rates = {"confidence": sums.confidence / sums["count"], "hit_rate": sums.hits / sums["count"]}
+    return pd.DataFrame({**rates, "count": sums["count"]}).reset_index()
+
+
+def calibration_error(bins: pd.DataFrame) -> float:
+    """Expected calibration error: mean over candidates of |confidence - hit rate| of their bin (Naeini et al. 2015)."""
+    sums = bins.groupby("bin")[["count", "confidence", "hits"]].sum().to_numpy(float)
+    total = sums[:, 0].sum()
+    return float(np.abs(sums[:, 1] - sums[:, 2]).sum() / total) if total else float("nan")

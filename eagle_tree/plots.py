@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from eagle_tree.analysis import binned
+from eagle_tree.analysis import binned, reliability
 from eagle_tree.files import replacing
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe-Ito, colour-blind safe
@@ -65,6 +65,40 @@ def training_curve(metrics: pd.DataFrame) -> Figure:
     right.legend(frameon=False, fontsize=9)
     for axis in (left, right):
         axis.grid(alpha=0.25)
+    return figure
+
+
+def drafter_alone(rates: pd.DataFrame, bins: pd.DataFrame, title: str = "") -> Figure:
+    """A drafter along the target's own texts: hit rates (`analysis.hit_rates`) and confidences (`evaluate.measure`).
+
+    Left: share of positions whose true token is among the first k candidates, by depth of self-feeding, with
+    95 % intervals over prompts. Right: hit rate of candidates against their confidence; on the diagonal it
+    means what it says. The bars count the candidates.
+    """
+    figure = Figure(figsize=(9.5, 4.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    ranks = [int(name.removeprefix("hit_")) for name in rates if name.removeprefix("hit_").isdigit()]
+    for index, rank in enumerate(ranks):
+        value, low, high = (rates[f"hit_{rank}{end}"] for end in ("", "_low", "_high"))
+        error = [(value - low).fillna(0.0).clip(lower=0), (high - value).fillna(0.0).clip(lower=0)]
+        style = {"color": COLORS[index % len(COLORS)], "marker": MARKERS[index % len(MARKERS)]}
+        label = "first candidate" if rank == 1 else f"among the first {rank}"
+        left.errorbar(rates.depth, value, error, label=label, capsize=2, ms=5, **style)
+    left.set(xlabel="depth (own outputs fed back)", ylabel="share of positions with the true token", ylim=(0, 1.02))
+    left.set_xticks(rates.depth)
+    left.legend(frameon=False, fontsize=9)
+    points = reliability(bins)
+    right.plot([0, 1], [0, 1], color="0.6", lw=1, ls="--", zorder=1)
+    right.plot(points.confidence, points.hit_rate, color=COLORS[0], marker="o", ms=5, zorder=3)
+    right.set(xlabel="confidence of a candidate", ylabel="share that is the true token", xlim=(0, 1), ylim=(0, 1.02))
+    counts, width = right.twinx(), 1 / (bins.bin.max() + 1)
+    counts.bar((points.bin + 0.5) * width, points["count"], 0.9 * width, color="0.88", zorder=0)
+    counts.set(yscale="log", ylabel="candidates")
+    right.set_zorder(counts.get_zorder() + 1)
+    right.patch.set_visible(False)
+    for axis in (left, right):
+        axis.grid(alpha=0.25)
+    figure.suptitle(title or "The drafter along the target's own texts", fontsize=11)
     return figure
 
 

@@ -6,14 +6,13 @@ emitted text must not depend on the policy; where it does (rounding in half prec
 
 from __future__ import annotations
 
-import math
 import time
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from tqdm import tqdm
 
 from eagle_tree import analysis, plots
@@ -35,31 +34,11 @@ def main(arguments: list[str]) -> int:
 
 
 def chosen_policies(config: DictConfig) -> dict[str, Policy]:
-    """Policies by label: those of `compare`, then the chosen one.
-
-    An entry of `compare` is the name of a yaml in conf/policy, or a mapping of `policy` (such a name) and fields
-    that differ from the yaml's: `compare=[autoregressive,{policy:eagle2,budget:8}]`.
-    """
-    policies = dict(compared(entry) for entry in OmegaConf.to_container(config.compare, resolve=True))
+    """Policies by label: those of `compare`, then the chosen one."""
+    policies = common.listed_policies(config, "compare")
     chosen = HydraConfig.get().runtime.choices["policy"]
     policies.pop(chosen, None)  # the chosen one comes last, as its overrides say
     return {**policies, chosen: common.build_policy(config.policy)}
-
-
-def compared(entry: str | dict[str, Any]) -> tuple[str, Policy]:
-    """Label and policy of one entry of `compare`."""
-    if isinstance(entry, str):
-        return entry, common.build_policy(common.named_policy(entry))
-    if not isinstance(entry, dict) or "policy" not in entry:
-        raise ValueError(f"compare: {entry!r} is neither a policy's name nor {{policy: NAME, field: value}}")
-    changes = {field: value for field, value in entry.items() if field != "policy"}
-    config = common.named_policy(entry["policy"])
-    for field, value in changes.items():
-        if field not in config:
-            raise ValueError(f"compare: policy {entry['policy']!r} has no field {field!r}")
-        config[field] = value
-    label = ",".join(f"{field}={value}" for field, value in changes.items())
-    return f"{entry['policy']}({label})", common.build_policy(config)
 
 
 def bench(config: DictConfig) -> dict[str, Any]:
@@ -162,13 +141,8 @@ def report(folder: Path, sampling: Sampling) -> dict[str, Any]:
     keys = ("tau", "tau_low", "tau_high", "expected_draft", "expected_target", "tokens_per_second", "speedup")
     keys += ("speedup_low", "speedup_high", "overhead_share", "record_share", "passes")
     keys += ("acceptance_meter", "acceptance_meter_error", "surprisal_meter", "surprisal_meter_error")
-    policies = {row["policy"]: {key: finite(row[key]) for key in keys} for row in summary.to_dict("records")}
+    policies = {row["policy"]: {key: common.finite(row[key]) for key in keys} for row in summary.to_dict("records")}
     return {"run": str(folder), "policies": policies, "differing_answers": len(different)}
-
-
-def finite(value: float) -> float | None:
-    """A number that JSON can hold."""
-    return value if math.isfinite(value) else None
 
 
 def differing_answers(outputs: pd.DataFrame) -> list[str]:
@@ -179,25 +153,18 @@ def differing_answers(outputs: pd.DataFrame) -> list[str]:
 
 def table(summary: pd.DataFrame, sampling: Sampling) -> str:
     """The summary for people."""
-
-    def interval(row: dict, name: str) -> str:
-        low, high = row[f"{name}_low"], row[f"{name}_high"]
-        if math.isnan(row[name]):
-            return "n/a"
-        return f"{row[name]:.2f} " + ("(n/a)" if math.isnan(low) else f"({low:.2f}–{high:.2f})")
-
     rows = []
     for row in summary.to_dict("records"):
         cells = {
             "policy": row["policy"],
             "passes": str(row["passes"]),
-            "τ (95 %)": interval(row, "tau"),
+            "τ (95 %)": common.interval(row, "tau"),
             "exp. draft": f"{row['expected_draft']:.2f}",
             "exp. target": f"{row['expected_target']:.2f}",
             "realised": f"{row['realised']:.2f}",
             "accepted": f"{row['accepted_share']:.1%}" if row["realised"] > 1 or row["expected_draft"] > 1 else "–",
             "tokens/s": f"{row['tokens_per_second']:.1f}",
-            "speed-up (95 %)": interval(row, "speedup"),
+            "speed-up (95 %)": common.interval(row, "speedup"),
             "target": f"{row['target_share']:.0%}",
             "drafter": f"{row['drafter_share']:.0%}",
             "own": f"{row['overhead_share']:.1%}",
@@ -207,11 +174,7 @@ def table(summary: pd.DataFrame, sampling: Sampling) -> str:
             for name, label in (("acceptance_meter", "acceptance meter"), ("surprisal_meter", "surprisal meter")):
                 cells[label] = f"{row[name]:+.3f} ± {row[f'{name}_error']:.3f}"
         rows.append(cells)
-    frame = pd.DataFrame(rows)
-    widths = {name: max(len(name), frame[name].str.len().max()) for name in frame}
-    lines = ["  ".join(name.ljust(width) for name, width in widths.items()).rstrip()]
-    lines.append("  ".join("─" * width for width in widths.values()))
-    lines += ["  ".join(row[name].ljust(width) for name, width in widths.items()).rstrip() for row in rows]
+    lines = common.aligned(rows)
     lines += [
         "",
         "τ: tokens per target pass, bonus included, prefill excluded. exp.: expected tokens per pass by the",

@@ -7,6 +7,7 @@ import sys
 
 VERBS = {
     "bench": "compare policies on the same prompts: tokens per pass, expected and realised, speed",
+    "evaluate": "judge a drafter on its own: hit rates by depth, calibration, tokens per pass",
     "generate": "stream one answer with accepted runs marked",
     "corpus": "let a target answer prompts, to train a drafter on",
     "train": "train an EAGLE-3 head for a target on its corpus",

@@ -1,0 +1,191 @@
+"""eagle-tree evaluate: a drafter judged on its own, along the target's own texts.
+
+The target answers every prompt once (or its answers are read from `texts`), and reads each answer once. Then
+only the drafter runs: hit rates by depth of self-feeding, the calibration of its confidences, and the tokens
+per pass that policies would reach with it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+from omegaconf import DictConfig
+from tqdm import tqdm
+
+from eagle_tree import analysis, plots
+from eagle_tree.apps import common
+from eagle_tree.decode import check_request
+from eagle_tree.drafter.base import Drafter
+from eagle_tree.evaluate import Text, answered, check_candidates, covered, follow, measure, read
+from eagle_tree.files import replacing
+from eagle_tree.noise import Noise
+from eagle_tree.policy import Autoregressive, Policy
+from eagle_tree.record import PASS_SCHEMA, write_table
+from eagle_tree.target import Target
+from eagle_tree.warp import Sampling
+
+RANKS = (1, 2, 4, 8)
+
+
+def main(arguments: list[str]) -> int:
+    """Entry point of the verb."""
+    return common.run_verb("evaluate", evaluate, arguments)
+
+
+def evaluate(config: DictConfig) -> dict[str, Any]:
+    """Evaluate the drafter that a config describes."""
+    policies = common.listed_policies(config, "policies")
+    sampling = Sampling(config.temperature, config.top_k, config.top_p)
+    if not isinstance(config.depths, int) or config.depths < 1:
+        raise ValueError(f"depths={config.depths!r} must be an integer >= 1")
+    if not isinstance(config.max_new_tokens, int) or config.max_new_tokens < 2:
+        raise ValueError(f"max_new_tokens={config.max_new_tokens!r} must be at least 2; the first is prefill's own")
+    if config.get("drafter") is None:
+        raise ValueError("drafter: none is given, and a drafter is what is judged")
+    folder = common.new_run_folder(config, "evaluate")
+    if (folder / "evaluation.json").exists():
+        raise FileExistsError(f"{folder} already holds an evaluation; name another folder")
+    prompts = common.read_prompts(config.data)
+    if not prompts:
+        raise ValueError("data: no prompts to evaluate on")
+    target = common.build_target(config.target)
+    drafter = common.build_drafter(config.drafter, target)
+    prompts = [Text(one.id, one.category, target.encode_chat(list(one.messages))) for one in prompts]
+    check(target, drafter, policies, prompts, config.max_new_tokens, sampling)
+
+    started = time.perf_counter()
+    texts_path = Path(config.texts) if config.texts is not None else folder / "texts.parquet"
+    try:
+        stream = answered(texts_path, target, prompts, sampling, config.max_new_tokens, config.seed)
+        texts = list(tqdm(stream, "the target's texts", len(prompts), unit="text", dynamic_ncols=True))
+        tables = judge(target, drafter, policies, texts, sampling, config.depths, config.seed)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"the finished texts are kept in {texts_path}: give them as texts=FILE") from None
+    if not tables["prompts"].drafted.sum():
+        raise ValueError(f"nothing to judge in {texts_path}: every answer ended with its first token")
+    for name, table in tables.items():
+        schema = PASS_SCHEMA if name == "passes" else None
+        write_table(pa.Table.from_pandas(table, schema, preserve_index=False), folder / f"{name}.parquet")
+    result = report(tables, folder)
+    about = {**common.provenance(target, config), "wall_s": time.perf_counter() - started, "result": result}
+    with replacing(folder / "evaluation.json") as temporary:
+        temporary.write_text(json.dumps(about, indent=2, default=str) + "\n")
+    return {key: value for key, value in result.items() if key not in ("depths", "calibration_error_by_depth")}
+
+
+def check(
+    target: Target,
+    drafter: Drafter,
+    policies: dict[str, Policy],
+    prompts: list[Text],
+    max_new_tokens: int,
+    sampling: Sampling,
+) -> None:
+    """Raise ValueError, before any work, for what cannot be evaluated."""
+    check_candidates(drafter)
+    for prompt in prompts:
+        for policy in (Autoregressive(), *policies.values()):
+            try:
+                check_request(target, drafter, policy, prompt.prompt_ids, max_new_tokens, sampling)
+            except ValueError as error:
+                raise ValueError(f"prompt {prompt.prompt_id}: {error}") from None
+
+
+def judge(
+    target: Target,
+    drafter: Drafter,
+    policies: dict[str, Policy],
+    texts: list[Text],
+    sampling: Sampling,
+    depths: int,
+    seed: int,
+) -> dict[str, pd.DataFrame]:
+    """Every count: tables `hits` (prompt, depth, rank), `bins` (prompt, depth, confidence), `passes`, `prompts`."""
+    hits, bins, passes, prompts = [], [], [], []
+    with tqdm(total=len(texts) * (1 + len(policies)), unit="walk", dynamic_ncols=True) as bar:
+        for text in texts:
+            reading = read(target, drafter.taps, text, sampling)
+            noise = Noise(seed, text.prompt_id, target.device)
+            drafted = len(text.answer_ids) - 1
+            sizes = {"prompt_tokens": len(text.prompt_ids), "answer_tokens": len(text.answer_ids), "drafted": drafted}
+            known = {"prompt_id": text.prompt_id, "category": text.category}
+            prompts.append({**known, **sizes, "covered": covered(drafter, reading.answer)})
+            bar.set_postfix_str(f"{text.prompt_id} depths", refresh=False)
+            of_depth, of_bin = measure(drafter, reading, depths, noise)
+            hits.append(of_depth)
+            bins.append(of_bin)
+            bar.update()
+            for name, policy in policies.items():
+                bar.set_postfix_str(f"{text.prompt_id} {name}", refresh=False)
+                passes += follow(drafter, policy, reading, noise, target.max_length, name)
+                bar.update()
+    tables = {"hits": pd.concat(hits, ignore_index=True), "bins": pd.concat(bins, ignore_index=True)}
+    columns = PASS_SCHEMA.names
+    return {**tables, "passes": pd.DataFrame(passes, columns=columns), "prompts": pd.DataFrame(prompts)}
+
+
+def report(tables: dict[str, pd.DataFrame], folder: Path) -> dict[str, Any]:
+    """Print the tables, draw the figure, and return the result."""
+    bins, prompts = tables["bins"], tables["prompts"]
+    rates = analysis.hit_rates(tables["hits"], RANKS)
+    rates["calibration_error"] = [analysis.calibration_error(bins[bins.depth == depth]) for depth in rates.depth]
+    rates = rates[rates.positions > 0]
+    summary = analysis.tokens_per_pass(tables["passes"])
+    coverage = int(prompts.covered.sum()) / int(prompts.drafted.sum())
+    calibration_error = analysis.calibration_error(bins)
+    plots.save(plots.drafter_alone(rates, bins), folder / "evaluation.png")
+    print("\n".join(depth_lines(rates, coverage, calibration_error)))
+    if len(summary):
+        print("\n" + "\n".join(policy_lines(summary)))
+    print(f"\n{len(prompts)} texts, {prompts.answer_tokens.sum()} tokens; counts in {folder}\n")
+    keys = ("tau", "tau_low", "tau_high", "passes")
+    policies = {row["policy"]: {key: common.finite(row[key]) for key in keys} for row in summary.to_dict("records")}
+    depths = [{key: common.finite(value) for key, value in row.items()} for row in rates.to_dict("records")]
+    return {
+        "run": str(folder),
+        "n_alpha": rates.n_alpha.tolist(),
+        "hit": {str(rank): rates[f"hit_{rank}"].tolist() for rank in RANKS},
+        "coverage": coverage,
+        "calibration_error": calibration_error,
+        "calibration_error_by_depth": rates.calibration_error.tolist(),
+        "policies": policies,
+        "depths": depths,
+    }
+
+
+def depth_lines(rates: pd.DataFrame, coverage: float, calibration_error: float) -> list[str]:
+    """The table of depths for people."""
+    rows = []
+    for row in rates.to_dict("records"):
+        cells = {"depth": str(row["depth"]), "positions": str(row["positions"])}
+        cells["n-α (95 %)"] = common.interval(row, "n_alpha")
+        cells |= {f"hit {rank} (95 %)": common.interval(row, f"hit_{rank}") for rank in RANKS}
+        rows.append({**cells, "calibration error": f"{row['calibration_error']:.3f}"})
+    return [
+        *common.aligned(rows),
+        "",
+        f"the drafter can name {coverage:.1%} of the tokens; calibration error of all depths: {calibration_error:.3f}",
+        "depth: own outputs fed back, along the true text. n-α: the target's probability of the first candidate (at",
+        "T = 0: its agreement with the text). hit k: the text's token is among the first k.",
+    ]
+
+
+def policy_lines(summary: pd.DataFrame) -> list[str]:
+    """The table of policies for people."""
+    rows = [
+        {
+            "policy": row["policy"],
+            "passes": str(row["passes"]),
+            "τ (95 %)": common.interval(row, "tau"),
+            "nodes": f"{row['nodes']:.1f}",
+            "exp. draft": f"{row['expected_draft']:.2f}",
+            "realised": f"{row['realised']:.2f}",
+        }
+        for row in summary.to_dict("records")
+    ]
+    return [*common.aligned(rows), "", "τ: tokens per target pass, bonus included, prefill excluded."]
