@@ -294,15 +294,35 @@ def test_any_way_of_reaching_a_position_drafts_the_same(target):
     features = target.prefill(torch.tensor(PROMPT), target.new_cache(), (target.n_layers,)).features
     tokens = torch.tensor(PROMPT)
     drafter, pools = random_drafter(target), []
-    for stops in ([10], [1, 10], range(1, 11)):
+    for stops in (range(1, 11), [1, 10], [10]):
         drafter.start(tokens[: stops[0]], features[: stops[0]], tokens[stops[0], None])
         for before, after in pairwise(stops):
             grow(drafter, Eagle2(9, 3, 2), tokens[before, None], NOISE)
             drafter.advance(tokens[before + 1 : after + 1], features[before:after])
         pools.append(grow(drafter, Eagle2(20, 4, 3), tokens[10, None], NOISE))
-    for pool in pools[1:]:
-        assert torch.equal(pool.token, pools[0].token)
-        assert torch.equal(pool.log_conf, pools[0].log_conf)
+    fresh = random_drafter(target)
+    fresh.start(tokens[:10], features[:10], tokens[10:])
+    expected = grow(fresh, Eagle2(20, 4, 3), tokens[10:], NOISE)
+    for pool in pools:
+        assert torch.equal(pool.token, expected.token)
+        assert torch.equal(pool.log_conf, expected.log_conf)
+
+
+def test_another_state_brings_other_drafts():
+    """A state of (-1, 0) turns the ranking of the hand-built heads round; nothing of the first position stays."""
+    drafter = hand_built()
+    append(drafter, root(), [0], 2)
+    drafter.advance(torch.tensor([0, 5]), torch.tensor([[1.0, 0.0], [-1.0, 0.0]]))
+    growing = append(drafter, root(), [0], 2)
+    assert growing.token[1:].tolist() == [4, 5]  # the two of 1/32, in index order
+    assert expand(drafter, growing, [1], 2).token.tolist() == [[0, 1]]
+
+
+def test_own_lm_heads_leave_the_targets_alone(target):
+    heads = MedusaHeads.random(MedusaConfig(32, VOCAB, 2, own_lm_heads=True)).double()
+    hidden = torch.ones(32, dtype=torch.float64)
+    expected = heads.heads[1][1].weight @ heads.heads[1][0](hidden)
+    assert torch.equal(heads.logits(heads(hidden), target.apply_head)[1], expected)
 
 
 def test_all_heads_run_once_a_pass_and_their_forward_is_timed(target):
