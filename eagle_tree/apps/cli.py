@@ -10,7 +10,7 @@ VERBS = {
     "evaluate": "judge a drafter on its own: hit rates by depth, calibration, tokens per pass",
     "generate": "stream one answer with accepted runs marked",
     "corpus": "let a target answer prompts, to train a drafter on",
-    "train": "train an EAGLE-3 head for a target on its corpus",
+    "train": "train an EAGLE-3, EAGLE-1/2 or Medusa head for a target on its corpus",
 }
 
 
