@@ -147,7 +147,9 @@ def read_texts(path: str | Path, settings: dict[str, object]) -> list[Text]:
     if written is None:
         raise ValueError(f"texts {path}: the file holds no texts of `eagle-tree evaluate`")
     theirs = json.loads(written)
-    different = [f"{key} {theirs.get(key)} (here {value})" for key, value in settings.items() if theirs.get(key) != value]
+    different = [
+        f"{key} {theirs.get(key)} (here {value})" for key, value in settings.items() if theirs.get(key) != value
+    ]
     if different:
         raise ValueError(f"texts {path} were written with {', '.join(different)}")
     return [Text(**row) for row in table.to_pylist()]

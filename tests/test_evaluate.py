@@ -230,6 +230,8 @@ def test_what_a_drafter_is_told_while_it_is_measured():
 def test_a_drafter_of_limited_depth_is_measured_and_followed_to_it():
     hits, bins = measure(Counting(max_depth=2), in_plain_words([10, 11, 13, 14, 20]), 7, Noise(0, 0))
     assert sorted(set(hits.depth)) == sorted(set(bins.depth)) == [0, 1]
+    followed = follow(Counting(max_depth=2), Chain(5), in_plain_words([10, 11, 12, 13, 14, 15, 16]), Noise(0, 0), 99)
+    assert [(row.draft_steps, row.emitted) for row in followed] == [(2, 3), (2, 3)]
     token, _ = proposals(Counting(), in_plain_words([10, 11, 13, 14]), 2, Noise(0, 0), 3)
     assert token.tolist() == [
         [[11, 12, 13], [12, 13, 14]],

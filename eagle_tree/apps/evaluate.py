@@ -169,7 +169,7 @@ def depth_lines(rates: pd.DataFrame, coverage: float, calibration_error: float) 
     return [
         *common.aligned(rows),
         "",
-        f"coverage {coverage:.1%}: tokens that the drafter can propose. Calibration error in all: {calibration_error:.3f}.",
+        f"coverage {coverage:.1%}: tokens that the drafter can propose. Calibration error: {calibration_error:.3f}.",
         "depth: own outputs fed back, along the true text. n-α: the target's probability of the first candidate (at",
         "T = 0: its agreement with the text). hit k: the text's token is among the first k.",
     ]
