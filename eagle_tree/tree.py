@@ -230,7 +230,10 @@ class GrowingTree:
         # An orphan is caught by the flag above; hanging it under the root keeps the indices legal till then.
         parent = parent.clamp(min=0)
         parent[0] = -1
-        return Tree(self.token[index], parent, self.log_conf[index], len(self.levels)), index, closed
+        tree = Tree(self.token[index], parent, self.log_conf[index], len(self.levels))
+        # a closed selection keeps its ancestors, so what the pool knows holds in the tree: no need to derive it again
+        vars(tree).update(depth=self.depth[index], score=self.score[index])
+        return tree, index, closed
 
     def with_score(self, score: Tensor) -> GrowingTree:
         """The same pool ranked by another score `[M] f32`."""
@@ -243,13 +246,23 @@ def stable_topk(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     `torch.topk` leaves the order of ties open. Here value and index are packed into one integer key, so
     no two keys are equal: `values [..., M]` (taken as fp32) with M < 2**32.
     """
+    order = torch.arange(values.shape[-1], device=values.device)
+    chosen = first_by(values, order, k)
+    return values.float().gather(-1, chosen), chosen
+
+
+def first_by(values: Tensor, order: Tensor, k: int) -> Tensor:
+    """The `order` of the k largest values; it also breaks ties, the least first: distinct integers in 0…2**32 - 1."""
     values = values.float() + 0.0  # -0.0 becomes 0.0: they are equal and must tie
     bits = values.contiguous().view(torch.int32)
     key = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()  # integer order = float order
     key <<= 32
-    key |= 0xFFFFFFFF - torch.arange(values.shape[-1], device=values.device)
-    chosen = 0xFFFFFFFF - (key.topk(k, -1).values & 0xFFFFFFFF)
-    return values.gather(-1, chosen), chosen
+    key |= 0xFFFFFFFF - order
+    return 0xFFFFFFFF - (key.topk(k, -1).values & 0xFFFFFFFF)
+
+
+DEEPEST, INDEX_BITS = 255, 24
+"""A pool node's depth and index share 32 bits where they break ties."""
 
 
 def top_nodes(pool: GrowingTree, score: Tensor, budget: int) -> Tensor:
@@ -258,6 +271,8 @@ def top_nodes(pool: GrowingTree, score: Tensor, budget: int) -> Tensor:
     A smaller pool is returned whole. With a score that never exceeds the parent's the result is closed:
     at a tie the parent, being shallower, comes first.
     """
-    budget = min(budget, pool.n_nodes)
-    by_depth = pool.depth[1:].argsort(stable=True) + 1
-    return by_depth[stable_topk(score[by_depth], budget)[1]]
+    if pool.n_nodes >= 1 << INDEX_BITS or len(pool.levels) > DEEPEST:
+        raise ValueError(f"a pool of {pool.n_nodes} nodes and {len(pool.levels)} levels is too large to be ranked")
+    index = torch.arange(1, pool.n_nodes + 1, device=score.device)
+    order = (pool.depth[1:] << INDEX_BITS) | index
+    return first_by(score[1:], order, min(budget, pool.n_nodes)) & ((1 << INDEX_BITS) - 1)

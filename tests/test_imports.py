@@ -12,6 +12,7 @@ import eagle_tree
 PACKAGE = Path(eagle_tree.__file__).parent
 APPS = "apps"
 DRAFTERS = "drafter.*"
+POLICIES = "policy.*"
 
 ALLOWED: dict[str, set[str]] = {
     # a module that is not in this table fails the test: decide what it may import
@@ -26,7 +27,12 @@ ALLOWED: dict[str, set[str]] = {
     "prompts": set(),
     "warp": {"tree"},
     "record": {"files", "tree"},
-    "policy": {"tree", "cost", "calibration"},
+    "policy": {POLICIES},
+    "policy.base": {"tree", "cost", "calibration"},
+    "policy.fixed": {"tree", "cost", "policy.base"},
+    "policy.dynamic": {"tree", "policy.base"},
+    "policy.stops": {"tree", "policy.base"},
+    "policy.hindsight": {"tree"},
     "accept": {"tree", "noise", "warp"},
     "target": {"tree", "cache"},
     "drafter": set(),
@@ -36,10 +42,11 @@ ALLOWED: dict[str, set[str]] = {
     "drafter.ngram": {"tree", "cache", "noise", "drafter.base"},
     "drafter.lm": {"tree", "cache", "noise", "drafter.base", "target"},
     "decode": {
-        "tree", "noise", "warp", "policy", "accept", "target", "drafter.base", "record", "cache", "clock"
+        "tree", "noise", "warp", POLICIES, "policy", "accept", "target", "drafter.base", "record", "cache", "clock"
     },
     "trace": {
-        "tree", "noise", "policy", "accept", "decode", "record", "cost", "target", "drafter.base", "calibration"
+        "tree", "noise", "policy", POLICIES, "accept", "decode", "record", "cost", "target", "drafter.base",
+        "calibration",
     },
     "certify": {"tree", "accept", "noise"},
     "audit": {"decode", "target", "record"},
@@ -50,7 +57,7 @@ ALLOWED: dict[str, set[str]] = {
     "train": {"files", "features", "objective", "target"},
     "corpus": {"files", "target"},
     "evaluate": {
-        "tree", "noise", "warp", "policy", "target", "drafter.base", "decode", "record", "files"
+        "tree", "noise", "warp", "policy", POLICIES, "target", "drafter.base", "decode", "record", "files"
     },
     "analysis": {"record", "trace", "cost"},
     "plots": {"files", "analysis"},
@@ -121,8 +128,9 @@ def import_faults(package: Path = PACKAGE) -> list[str]:
                 faults.append(f"{name} is not in the table: decide what it may import")
                 continue
             allowed = ALLOWED[name]
-            if DRAFTERS in allowed:
-                allowed = allowed | {other for other in found if other.startswith("drafter.")}
+            for group in (DRAFTERS, POLICIES):
+                if group in allowed:
+                    allowed = allowed | {other for other in found if other.startswith(group.removesuffix("*"))}
             faults += [f"{name} must not import {other}" for other in sorted(house - allowed)]
             faults += [f"{name} must not import {other}" for other in sorted(foreign & {"hydra", "omegaconf"})]
     return faults
@@ -132,7 +140,7 @@ def noise_faults(package: Path = PACKAGE) -> list[str]:
     """Calls that draw from, or seed, a generator that is not passed explicitly, in the modules that decide a text."""
     faults = []
     for name, (_, tree) in modules(package).items():
-        if name not in DRAWING_MODULES and not name.startswith("drafter."):
+        if name not in DRAWING_MODULES and not name.startswith(("drafter.", "policy.")):
             continue
         exempt = {id(node) for fork in ast.walk(tree) if is_forked_random(name, fork) for node in ast.walk(fork)}
         for node in ast.walk(tree):

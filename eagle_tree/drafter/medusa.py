@@ -180,7 +180,7 @@ class MedusaDrafter(Drafter):
 
     @torch.inference_mode()
     def expand(self, growing: GrowingTree, frontier: Frontier, noise: Noise) -> Draft:
-        if len(growing.levels) >= self.max_depth:
+        if len(growing.levels) >= self.max_depth and bool((growing.depth[frontier.node] >= self.max_depth).any()):
             raise ValueError(f"{self.max_depth} Medusa heads propose to depth {self.max_depth}: growth must end there")
         if self.log_q is None:
             self.log_q = self.module(self.feature).float().log_softmax(-1)

@@ -1,0 +1,62 @@
+"""The seam of tree policies: which nodes to expand, which to keep.
+
+A policy answers two questions about the growing candidate pool and never touches a model:
+
+* `frontier(growing, draft)`: which nodes to expand next, with how many candidates each; None ends growth;
+* `select(growing)`: the pool indices that become the draft tree, closed under parents.
+
+`observe(row)` tells those that learn online how a pass went. `budget` counts draft nodes without the
+root; EAGLE's `total_token` and SGLang's `num_draft_tokens` count it: total_token = budget + 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from eagle_tree.tree import Draft, Frontier, GrowingTree
+
+
+def check_at_least_one(policy: object, *names: str) -> None:
+    """Raise ValueError unless the named attributes are integers >= 1."""
+    for name in names:
+        value = getattr(policy, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{type(policy).__name__}: {name}={value!r} must be an integer >= 1")
+
+
+class Policy:
+    """The seam. A subclass overrides `frontier` and `select`; `observe` where it learns.
+
+    Attributes:
+        level_wise: whether the n-th frontier holds nodes of depth n alone (the root has depth 0).
+    """
+
+    level_wise = True
+
+    def max_candidates(self) -> int:
+        """The most candidates it asks of one node: at most the drafter's vocabulary; 0 means that it never drafts."""
+        return 0
+
+    def frontier(self, growing: GrowingTree, draft: Draft | None) -> Frontier | None:
+        """The next nodes to expand, or None. `draft` answered the previous frontier (None at the start)."""
+        raise NotImplementedError
+
+    def select(self, growing: GrowingTree) -> Tensor:
+        """Pool indices `[N] i64` to keep (the root excluded), closed under parents."""
+        raise NotImplementedError
+
+    def observe(self, row) -> None:
+        """See the finished pass (a `PassRow`)."""
+
+
+@dataclass(frozen=True)
+class Autoregressive(Policy):
+    """The empty tree: one target forward, one token. The baseline of every speed-up, on the same engine."""
+
+    def frontier(self, growing: GrowingTree, draft: Draft | None) -> None:
+        return None
+
+    def select(self, growing: GrowingTree) -> Tensor:
+        return growing.token.new_empty(0)

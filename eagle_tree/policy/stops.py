@@ -1,0 +1,106 @@
+"""When to stop drafting: wrappers that end another policy's growth early.
+
+Those that look at confidences cost a device-to-host transfer a level.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from eagle_tree.policy.base import Policy, check_at_least_one
+from eagle_tree.tree import Draft, Frontier, GrowingTree
+
+
+@dataclass(frozen=True)
+class DepthStop(Policy):
+    """Ends growth after `depth` levels, whatever the policy inside would do.
+
+    Attributes:
+        policy: the policy inside, which selects.
+    """
+
+    policy: Policy
+    depth: int = 5
+
+    def __post_init__(self) -> None:
+        check_at_least_one(self, "depth")
+
+    @property
+    def level_wise(self) -> bool:
+        return self.policy.level_wise
+
+    def max_candidates(self) -> int:
+        return self.policy.max_candidates()
+
+    def stops(self, growing: GrowingTree, draft: Draft) -> bool:
+        """Whether the level that `draft` made is the last."""
+        return len(growing.levels) >= self.depth
+
+    def frontier(self, growing: GrowingTree, draft: Draft | None) -> Frontier | None:
+        if draft is not None and self.stops(growing, draft):
+            return None
+        return self.policy.frontier(growing, draft)
+
+    def select(self, growing: GrowingTree) -> Tensor:
+        return self.policy.select(growing)
+
+    def observe(self, row) -> None:
+        self.policy.observe(row)
+
+
+@dataclass(frozen=True)
+class ConfidenceStop(DepthStop):
+    """Ends growth when the level's best `beam` nodes are unlikely to hold the text (DDD, arXiv 2409.00142).
+
+    Attributes:
+        threshold: least sum of their path probabilities that is worth another level; depth: levels at most.
+    """
+
+    depth: int = 12
+    beam: int = 10
+    threshold: float = 0.3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least_one(self, "beam")
+        if not 0 <= self.threshold <= 1:
+            raise ValueError(f"ConfidenceStop: threshold={self.threshold!r} is outside 0…1")
+
+    def stops(self, growing: GrowingTree, draft: Draft) -> bool:
+        if super().stops(growing, draft):
+            return True
+        start, end = growing.levels[-1]
+        mass = growing.score[start:end].topk(min(self.beam, end - start)).values.exp().sum()
+        return bool(mass < self.threshold)
+
+
+@dataclass(frozen=True)
+class EntropyStop(DepthStop):
+    """Ends growth when the drafter is unsure (SVIP, arXiv 2411.18462): the root of its entropy exceeds a threshold.
+
+    Entropy bounds acceptance from below. On a tree it is the mean over the nodes just expanded, weighted by their
+    path probabilities; on a chain it is the one node's, as in the paper.
+
+    Attributes:
+        threshold: of √entropy, in √nats; depth: levels at most.
+    """
+
+    depth: int = 12
+    threshold: float = 1.2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.threshold >= 0 or math.isinf(self.threshold):
+            raise ValueError(f"EntropyStop: threshold={self.threshold!r} must be a number >= 0")
+
+    def stops(self, growing: GrowingTree, draft: Draft) -> bool:
+        if super().stops(growing, draft):
+            return True
+        start, end = growing.levels[-1]
+        expanded = growing.parent[start:end].view(draft.token.shape)[:, 0]
+        weight = torch.softmax(growing.score[expanded], 0)
+        return bool((weight * draft.entropy).sum().sqrt() > self.threshold)
