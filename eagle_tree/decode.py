@@ -184,8 +184,9 @@ def generate(
 
 def grow(drafter: Drafter | None, policy: Policy, pending: Tensor, noise: Noise) -> GrowingTree:
     """The drafter proposes, the policy says where, frontier by frontier."""
-    growing, draft = GrowingTree.from_root(pending), None
-    limit = math.inf if drafter is None or drafter.max_depth is None else drafter.max_depth
+    max_depth = None if drafter is None else drafter.max_depth
+    limit = math.inf if max_depth is None else max_depth
+    growing, draft = GrowingTree.from_root(pending, max_depth), None
     while (frontier := policy.frontier(growing, draft)) is not None:
         if len(growing.levels) >= limit:  # no node is deeper than there were frontiers: before, all can be expanded
             node = frontier.node[:0] if policy.level_wise else frontier.node[growing.depth[frontier.node] < limit]

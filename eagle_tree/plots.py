@@ -106,3 +106,20 @@ def save(figure: Figure, path: Path) -> None:
     """Write a PNG."""
     with replacing(path) as temporary:
         figure.savefig(temporary, format="png", dpi=130)
+
+
+def verify_cost(points: pd.DataFrame) -> Figure:
+    """T(n)/T(1) of the target's forward, by context, with quartiles; the stairs are what a tree's size has to fit."""
+    figure = Figure(figsize=(6.4, 4), layout="constrained")
+    axis = figure.subplots()
+    verify = points[points.stage == "verify"]
+    for index, (context, part) in enumerate(verify.groupby("context")):
+        part = part.sort_values("n")
+        base = part.seconds.iloc[0]
+        color = COLORS[index % len(COLORS)]
+        axis.plot(part.n, part.seconds / base, color=color, marker=MARKERS[index % len(MARKERS)], ms=4)
+        axis.fill_between(part.n, part.low / base, part.high / base, color=color, alpha=0.2, lw=0)
+        axis.annotate(f"context {context}", (part.n.iloc[-1], part.seconds.iloc[-1] / base), color=color, fontsize=9)
+    axis.set(xlabel="positions verified in one forward, n", ylabel="T(n) / T(1)", ylim=(0, None))
+    axis.grid(alpha=0.25)
+    return figure

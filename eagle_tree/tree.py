@@ -180,6 +180,7 @@ class GrowingTree:
     Attributes:
         token, parent, depth: `[M] i64`; log_conf, score: `[M] f32`.
         levels: `(start, end)` of the nodes that each expansion appended; the root is no level.
+        max_depth: depth of the deepest node that the drafter can propose; None: no limit.
     """
 
     token: Tensor
@@ -188,12 +189,13 @@ class GrowingTree:
     log_conf: Tensor
     score: Tensor
     levels: tuple[tuple[int, int], ...] = field(default=())
+    max_depth: int | None = None
 
     @classmethod
-    def from_root(cls, token: Tensor) -> GrowingTree:
+    def from_root(cls, token: Tensor, max_depth: int | None = None) -> GrowingTree:
         """A pool that holds the pending token `[1]` alone."""
         zero = torch.zeros(1, dtype=torch.int64, device=token.device)
-        return cls(token, zero - 1, zero, zero.float(), zero.float())
+        return cls(token, zero - 1, zero, zero.float(), zero.float(), max_depth=max_depth)
 
     @property
     def n_nodes(self) -> int:
@@ -212,6 +214,7 @@ class GrowingTree:
             torch.cat([self.log_conf, log_conf]),
             torch.cat([self.score, self.score[parent] + log_conf]),
             (*self.levels, (start, start + parent.shape[0])),
+            self.max_depth,
         )
 
     def select(self, node: Tensor) -> tuple[Tree, Tensor, Tensor]:
@@ -261,18 +264,15 @@ def first_by(values: Tensor, order: Tensor, k: int) -> Tensor:
     return 0xFFFFFFFF - (key.topk(k, -1).values & 0xFFFFFFFF)
 
 
-DEEPEST, INDEX_BITS = 255, 24
-"""A pool node's depth and index share 32 bits where they break ties."""
-
-
 def top_nodes(pool: GrowingTree, score: Tensor, budget: int) -> Tensor:
     """Pool indices of the `budget` best nodes by (score, depth, index), the root excluded.
 
     A smaller pool is returned whole. With a score that never exceeds the parent's the result is closed:
     at a tie the parent, being shallower, comes first.
     """
-    if pool.n_nodes >= 1 << INDEX_BITS or len(pool.levels) > DEEPEST:
+    index_bits = 32 - len(pool.levels).bit_length()  # depth, at most the number of levels, has the upper bits
+    if pool.n_nodes >= 1 << index_bits:
         raise ValueError(f"a pool of {pool.n_nodes} nodes and {len(pool.levels)} levels is too large to be ranked")
     index = torch.arange(1, pool.n_nodes + 1, device=score.device)
-    order = (pool.depth[1:] << INDEX_BITS) | index
-    return first_by(score[1:], order, min(budget, pool.n_nodes)) & ((1 << INDEX_BITS) - 1)
+    order = (pool.depth[1:] << index_bits) | index
+    return first_by(score[1:], order, min(budget, pool.n_nodes)) & ((1 << index_bits) - 1)

@@ -50,6 +50,8 @@ def bench(config: DictConfig) -> dict[str, Any]:
     if not prompts:
         raise ValueError("data: no prompts to decode")
     target = common.build_target(config.target)
+    for policy in policies.values():
+        policy.check_machine(common.machine(target))
     drafter = common.build_drafter(config.drafter, target)
     prompts = [(prompt, target.encode_chat(list(prompt.messages))) for prompt in prompts]
     for prompt, ids in prompts:

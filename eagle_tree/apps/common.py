@@ -179,9 +179,8 @@ def aligned(rows: list[dict[str, str]]) -> list[str]:
     return lines + ["  ".join(row[name].ljust(width) for name, width in widths.items()).rstrip() for row in rows]
 
 
-def provenance(target: Target, config: DictConfig) -> dict[str, Any]:
-    """What a measurement was taken on: commit, versions, device, threads, and the whole configuration."""
-    device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else cpu_name()
+def machine(target: Target) -> dict[str, Any]:
+    """What a time was taken on: device, dtype, threads, versions, commit."""
     return {
         "commit": commit(),
         "versions": {
@@ -190,12 +189,16 @@ def provenance(target: Target, config: DictConfig) -> dict[str, Any]:
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         },
-        "device": device,
+        "device": torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else cpu_name(),
         "threads": torch.get_num_threads(),
         "dtype": str(target.dtype).removeprefix("torch."),
-        "target_fingerprint": target.fingerprint,
-        "config": OmegaConf.to_container(config, resolve=True),
     }
+
+
+def provenance(target: Target, config: DictConfig) -> dict[str, Any]:
+    """What a measurement was taken on: machine, target, and the whole configuration."""
+    configuration = OmegaConf.to_container(config, resolve=True)
+    return {**machine(target), "target_fingerprint": target.fingerprint, "config": configuration}
 
 
 def commit() -> str:

@@ -4,6 +4,7 @@ from eagle_tree.policy.base import Autoregressive, Policy
 from eagle_tree.policy.dynamic import BestFirst, Eagle2, OptTree, Talon, greedy_closed
 from eagle_tree.policy.fixed import Chain, Static, medusa, sequoia, specinfer
 from eagle_tree.policy.hindsight import hindsight
+from eagle_tree.policy.rate import RateOptimal
 from eagle_tree.policy.stops import ConfidenceStop, DepthStop, EntropyStop
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "EntropyStop",
     "OptTree",
     "Policy",
+    "RateOptimal",
     "Static",
     "Talon",
     "greedy_closed",

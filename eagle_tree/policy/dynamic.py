@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from eagle_tree.policy.base import Policy, check_at_least_one
+from eagle_tree.policy.base import Policy, check_at_least_one, check_number
 from eagle_tree.tree import Draft, Frontier, GrowingTree, stable_topk, top_nodes
 
 
@@ -118,15 +119,15 @@ class OptTree(Policy):
 
     def __post_init__(self) -> None:
         check_at_least_one(self, "budget", "top_k", "depth", *(["width"] if self.width is not None else []))
-        if not self.delta >= 0:
-            raise ValueError(f"OptTree: delta={self.delta!r} must be >= 0 (expected tokens)")
+        check_number(self, "delta")
 
     def max_candidates(self) -> int:
         return self.top_k
 
-    def expected(self, score: Tensor) -> Tensor:
-        """Expected draft tokens of the best `budget` of nodes with scores `[M]`."""
-        return stable_topk(score, min(self.budget, score.shape[0]))[0].double().exp().sum()
+    def best(self, score: Tensor) -> Tensor:
+        """Path probabilities `[budget] f64` of the best nodes of scores `[M]`, 0 where there are fewer."""
+        best = stable_topk(score, min(self.budget, score.shape[0]))[0].double().exp()
+        return F.pad(best, (0, self.budget - best.shape[0]))
 
     def frontier(self, growing: GrowingTree, draft: Draft | None) -> Frontier | None:
         if not growing.levels:
@@ -134,7 +135,9 @@ class OptTree(Policy):
         start, end = growing.levels[-1]
         if len(growing.levels) == self.depth:
             return None
-        if start > 1 and bool(self.expected(growing.score[1:]) - self.expected(growing.score[1:start]) < self.delta):
+        # place by place no term is negative; a difference of two sums can be, by rounding
+        gain = (self.best(growing.score[1:]) - self.best(growing.score[1:start])).sum()
+        if bool(gain < self.delta):
             return None
         best = stable_topk(growing.score[start:end], min(self.width or self.budget, end - start))[1]
         return Frontier(start + best.sort().values, self.top_k)
@@ -180,8 +183,9 @@ class BestFirst(Policy):
         expanded = torch.zeros_like(growing.token, dtype=torch.bool)
         expanded[growing.parent[1:]] = True
         is_open = ~expanded[best] & (growing.score[best] > -torch.inf)
-        if self.depth is not None:
-            is_open &= growing.depth[best] < self.depth
+        limits = [limit for limit in (self.depth, growing.max_depth) if limit is not None]
+        if limits:
+            is_open &= growing.depth[best] < min(limits)
         node = best[is_open][: self.batch]
         return Frontier(node, self.top_k) if node.shape[0] else None
 
@@ -209,35 +213,36 @@ class Talon(Policy):
 
     def __post_init__(self) -> None:
         check_at_least_one(self, "budget", "top_k", "depth")
-        if not 0 <= self.gate <= 1:
-            raise ValueError(f"Talon: gate={self.gate!r} is outside 0…1")
+        check_number(self, "gate", most=1)
 
     def max_candidates(self) -> int:
         return self.top_k
 
     def passes_gate(self, score: Tensor) -> Tensor:
         """`[M] bool` of a level's scores `[M]`."""
-        return (score >= score.max() + math.log(max(self.gate, torch.finfo(torch.float32).tiny))) & (score > -torch.inf)
+        gate = math.log(self.gate) if self.gate > 0 else -torch.inf
+        return (score >= score.max() + gate) & (score > -torch.inf)
 
     def kept(self, growing: GrowingTree) -> Tensor:
-        """Pool indices kept so far, level by level, before the cut."""
-        levels = []
-        for level, (start, end) in enumerate(growing.levels):
-            inside = self.passes_gate(growing.score[start:end]) if level else growing.score[start:end] > -torch.inf
-            levels.append(start + inside.nonzero().squeeze(-1))
-        return torch.cat(levels)
+        """`[M] bool`: kept so far, before the cut; the root is not."""
+        kept = growing.score > -torch.inf
+        kept[0] = False
+        for start, end in growing.levels[1:]:
+            kept[start:end] = self.passes_gate(growing.score[start:end])
+        return kept
 
     def frontier(self, growing: GrowingTree, draft: Draft | None) -> Frontier | None:
         if not growing.levels:
             return Frontier(growing.token.new_zeros(1), self.top_k)
-        if len(growing.levels) == self.depth or self.kept(growing).shape[0] >= self.budget:
+        if len(growing.levels) == self.depth:
             return None
         start, end = growing.levels[-1]
-        node = start + self.passes_gate(growing.score[start:end]).nonzero().squeeze(-1)
+        there_is_room = self.kept(growing).sum() < self.budget  # asked together with the gate: one transfer
+        node = start + (self.passes_gate(growing.score[start:end]) & there_is_room).nonzero().squeeze(-1)
         return Frontier(node, self.top_k) if node.shape[0] else None
 
     def select(self, growing: GrowingTree) -> Tensor:
-        kept = self.kept(growing)
+        kept = self.kept(growing).nonzero().squeeze(-1)
         # whole levels before the one that overflows, whose best nodes fill the budget
         by_level = (-growing.depth[kept]).float()
         order = stable_topk(growing.score[kept], kept.shape[0])[1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import groupby, product
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eagle_tree.policy.base import Policy, check_at_least_one
+from eagle_tree.policy.base import Policy, check_at_least_one, check_count
 from eagle_tree.tree import Draft, Frontier, GrowingTree
 
 
@@ -64,7 +64,10 @@ class Static(Policy):
     _placed: dict = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        paths = tuple(tuple(path) for path in self.choices)
+        try:
+            paths = tuple(tuple(path) for path in self.choices)
+        except TypeError:
+            raise ValueError(f"Static: choices={self.choices!r} must be a list of rank paths, each a list") from None
         check_rank_paths(paths)
         object.__setattr__(self, "choices", paths)
         frontiers, kept, index, size = [], [], {(): 0}, 1
@@ -122,9 +125,9 @@ def specinfer(branching: Sequence[int]) -> Static:
     Raises:
         ValueError: an empty vector, or a width below 1.
     """
-    widths = list(branching)
-    if not widths or not all(isinstance(width, int) and width >= 1 for width in widths):
-        raise ValueError(f"specinfer: branching={widths!r} must be a list of integers >= 1, one a level")
+    widths = list(branching) if isinstance(branching, Iterable) else []
+    if not widths or not all(isinstance(width, int) and not isinstance(width, bool) and width >= 1 for width in widths):
+        raise ValueError(f"specinfer: branching={branching!r} must be a list of integers >= 1, one a level")
     return Static([path for depth in range(len(widths)) for path in product(*map(range, widths[: depth + 1]))])
 
 
@@ -142,8 +145,7 @@ def medusa(accuracy: Sequence[Sequence[float]], budget: int = 63) -> Static:
         ValueError: accuracies outside 0…1, rows of different lengths, no path of positive value.
     """
     table = np.array(checked_rates("medusa: accuracy", accuracy, 2))
-    if not isinstance(budget, int) or budget < 1:
-        raise ValueError(f"medusa: budget={budget!r} must be an integer >= 1")
+    check_count("medusa: budget", budget)
     chosen: list[tuple[int, ...]] = []
     waiting = [(-value, 1, (rank,)) for rank, value in enumerate(table[0]) if value > 0]
     heapify(waiting)
@@ -197,9 +199,8 @@ def sequoia_table(acceptance: Sequence[float], budget: int, depth: int) -> Sequo
     rates = checked_rates("sequoia: acceptance", acceptance, 1)
     if sum(rates) > 1 + 1e-9:
         raise ValueError(f"sequoia: acceptance sums to {sum(rates):.3f}: of all children at most one is accepted")
-    for name, value in (("budget", budget), ("depth", depth)):
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"sequoia: {name}={value!r} must be an integer >= 1")
+    check_count("sequoia: budget", budget)
+    check_count("sequoia: depth", depth)
     sizes, width = budget + 1, min(len(rates), budget)
     alone = np.full(sizes + 1, -np.inf)
     alone[1] = 1.0  # a root without children
@@ -211,7 +212,8 @@ def sequoia_table(acceptance: Sequence[float], budget: int, depth: int) -> Sequo
     for levels in range(1, depth + 1):
         exact = alone
         for rank in range(1, width + 1):
-            child = np.where(np.isfinite(value[levels - 1]), rates[rank - 1] * value[levels - 1], -np.inf)
+            child = np.full(sizes + 1, -np.inf)  # 0 times -inf would be no number
+            np.multiply(rates[rank - 1], value[levels - 1], out=child, where=np.isfinite(value[levels - 1]))
             options = exact[None, :] + child[given]
             rest[levels, rank] = options.argmax(1)
             exact = options.max(1)
@@ -223,8 +225,19 @@ def sequoia_table(acceptance: Sequence[float], budget: int, depth: int) -> Sequo
 def sequoia(acceptance: Sequence[float], budget: int, depth: int) -> Static:
     """Sequoia's tree of `budget` nodes, at most `depth` deep: the most expected tokens when every node's children are
     accepted by rank with the same probabilities.
+
+    Raises:
+        ValueError: acceptance is no list of probabilities that sum to at most 1, or no tree of that depth, with as
+            many children a node as there are probabilities, has that many nodes.
     """
-    return Static(sequoia_table(acceptance, budget, depth).paths(budget))
+    table = sequoia_table(acceptance, budget, depth)
+    if not np.isfinite(table.value[-1, -1]):
+        largest = int(np.isfinite(table.value[-1]).sum()) - 1
+        raise ValueError(
+            f"sequoia: budget={budget} must be at most {largest}, the nodes of a full tree of depth {depth} whose nodes "
+            f"have {len(acceptance)} children, one for each acceptance probability"
+        )
+    return Static(table.paths(budget))
 
 
 def checked_rates(name: str, rates: Sequence, dimensions: int) -> list:
@@ -235,5 +248,5 @@ def checked_rates(name: str, rates: Sequence, dimensions: int) -> list:
         table = np.empty(0)
     if table.ndim != dimensions or not table.size or not ((table >= 0) & (table <= 1)).all():
         shape = "a list" if dimensions == 1 else "a table of rows of one length"
-        raise ValueError(f"{name}={rates!r} must be {shape} of probabilities")
+        raise ValueError(f"{name}={rates!r} must be {shape} of probabilities in 0…1")
     return table.tolist()

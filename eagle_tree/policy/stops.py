@@ -5,13 +5,12 @@ Those that look at confidences cost a device-to-host transfer a level.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from eagle_tree.policy.base import Policy, check_at_least_one
+from eagle_tree.policy.base import Policy, check_at_least_one, check_number
 from eagle_tree.tree import Draft, Frontier, GrowingTree
 
 
@@ -27,6 +26,8 @@ class DepthStop(Policy):
     depth: int = 5
 
     def __post_init__(self) -> None:
+        if not isinstance(self.policy, Policy):
+            raise ValueError(f"{type(self).__name__}: policy={self.policy!r} must be a Policy, the one that is stopped")
         check_at_least_one(self, "depth")
 
     @property
@@ -48,6 +49,9 @@ class DepthStop(Policy):
     def select(self, growing: GrowingTree) -> Tensor:
         return self.policy.select(growing)
 
+    def check_machine(self, about: dict) -> None:
+        self.policy.check_machine(about)
+
     def observe(self, row) -> None:
         self.policy.observe(row)
 
@@ -67,8 +71,7 @@ class ConfidenceStop(DepthStop):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least_one(self, "beam")
-        if not 0 <= self.threshold <= 1:
-            raise ValueError(f"ConfidenceStop: threshold={self.threshold!r} is outside 0…1")
+        check_number(self, "threshold", most=1)
 
     def stops(self, growing: GrowingTree, draft: Draft) -> bool:
         if super().stops(growing, draft):
@@ -94,8 +97,7 @@ class EntropyStop(DepthStop):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.threshold >= 0 or math.isinf(self.threshold):
-            raise ValueError(f"EntropyStop: threshold={self.threshold!r} must be a number >= 0")
+        check_number(self, "threshold")
 
     def stops(self, growing: GrowingTree, draft: Draft) -> bool:
         if super().stops(growing, draft):

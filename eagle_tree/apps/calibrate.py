@@ -1,0 +1,137 @@
+"""eagle-tree calibrate: measure what a pass costs on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from eagle_tree import plots
+from eagle_tree.apps import common
+from eagle_tree.cost import CostTable, measure
+from eagle_tree.decode import generate
+from eagle_tree.drafter.base import Drafter
+from eagle_tree.noise import Noise
+from eagle_tree.policy import Eagle2
+from eagle_tree.target import Target
+from eagle_tree.tree import Frontier, GrowingTree, Tree
+
+FIXED_TOKENS = 32
+FAN = 8
+"""Children per node of the tree that is verified; its shape makes no difference to the time."""
+
+
+def main(arguments: list[str]) -> int:
+    """Entry point of the verb."""
+    return common.run_verb("calibrate", calibrate, arguments)
+
+
+def calibrate(config: DictConfig) -> dict[str, Any]:
+    """Measure the table that a config describes and write it into `folder`."""
+    fields = OmegaConf.to_container(config, resolve=True)
+    for name in ("positions", "widths", "contexts"):
+        if not fields[name] or not all(isinstance(value, int) and value >= 1 for value in fields[name]):
+            raise ValueError(f"{name}={fields[name]} must be a list of integers >= 1")
+    for name in ("repeats", "candidates"):
+        if not isinstance(fields[name], int) or fields[name] < 1:
+            raise ValueError(f"{name}={fields[name]!r} must be an integer >= 1")
+    target = common.build_target(config.target)
+    drafter = common.build_drafter(config.drafter, target)
+    longest = max(fields["contexts"]) + max(fields["positions"])
+    if longest > target.max_length:
+        raise ValueError(f"contexts and positions reach {longest}; the target's context is {target.max_length}")
+    candidates = min(config.candidates, drafter.vocab_size)
+    parts = []
+    for context in sorted(set(config.contexts)):
+        print(f"measuring at a context of {context} tokens …", flush=True)
+        token = torch.arange(context, device=target.device) % target.vocab_size
+        parts.append(verify_times(target, token, fields["positions"], config.repeats))
+        widths = [width for width in fields["widths"] if width <= candidates or width == 1]
+        parts.append(draft_times(target, drafter, token, widths, candidates, config.repeats))
+    fixed = fixed_times(target, drafter, min(candidates, 4))
+    points = pd.concat(parts, ignore_index=True)
+    about = {**common.machine(target), "target_fingerprint": target.fingerprint, "target": target.name}
+    about["drafter"] = type(drafter).__name__
+    table = CostTable(points, *fixed.quantile([0.5, 0.25, 0.75]).tolist(), about)
+    folder = Path(config.folder)
+    table.save(folder)
+    plots.save(plots.verify_cost(points), folder / "cost.png")
+    print_table(table)
+    curve = table.verify(min(config.contexts))
+    relative = {str(n): float(curve[n] / curve[1]) for n in (8, 16, 32, 60) if n <= table.largest_n}
+    return {"folder": str(folder), "verify_1_s": float(curve[1]), "relative": relative, "fixed_s": table.fixed}
+
+
+def synchronizer(device: torch.device):
+    """Waits for queued work on a GPU; does nothing on a CPU."""
+    return torch.cuda.synchronize if device.type == "cuda" else lambda: None
+
+
+@torch.inference_mode()
+def verify_times(target: Target, token: torch.Tensor, positions: list[int], repeats: int) -> pd.DataFrame:
+    """Times of one target forward over n positions behind the tokens `[context]`."""
+    cache = target.new_cache()
+    target.prefill(token, cache)
+
+    def run(n: int) -> None:
+        parent = [-1, *((node - 1) // FAN for node in range(1, n))]
+        tree = Tree.from_lists([node % FAN for node in range(n)], parent, device=target.device)
+        target.verify([tree], cache)
+        cache.keep([[]])
+
+    points = measure(run, positions, repeats, synchronizer(target.device))
+    return points.assign(stage="verify", context=len(token), batch=1)
+
+
+@torch.inference_mode()
+def draft_times(
+    target: Target, drafter: Drafter, token: torch.Tensor, widths: list[int], candidates: int, repeats: int
+) -> pd.DataFrame:
+    """Times of a drafter step: width 1 is the root's, two accepted tokens included; others expand its candidates."""
+    features = target.prefill(token, target.new_cache(), drafter.taps).features if drafter.taps else None
+    pending, noise = token[-1:], Noise(0, 0, target.device)
+    drafter.start(token, features, pending)
+    again = None if features is None else features[-2:]
+    growing = GrowingTree.from_root(pending)
+    root = Frontier(pending.new_zeros(1), candidates)
+    pool = growing.append(root, drafter.expand(growing, root, noise))
+
+    def run(width: int) -> None:
+        if width == 1:
+            drafter.advance(token[-2:], again)
+        drafter.expand(growing, root, noise)  # computed in the first case, remembered in the others
+        if width > 1:
+            node = torch.arange(1, width + 1, device=token.device)
+            drafter.expand(pool, Frontier(node, candidates), noise)
+
+    points = measure(run, widths, repeats, synchronizer(target.device), tolerance=float("inf"))
+    return points.assign(stage="draft", context=len(token), batch=1)
+
+
+def fixed_times(target: Target, drafter: Drafter, top_k: int) -> pd.Series:
+    """Seconds of a pass outside of growing and verifying, pass by pass."""
+    prompt = [index % target.vocab_size for index in range(5, 37)]
+    policy = Eagle2(budget=2 * top_k, top_k=top_k, depth=2)
+    run = generate(target, drafter, policy, prompt, FIXED_TOKENS, record_nodes=False)
+    return pd.Series([one.row.pass_s - one.row.verify_s - one.row.grow_s for one in run.passes]).clip(lower=0)
+
+
+def print_table(table: CostTable) -> None:
+    """The measured points for people."""
+    base = table.points[(table.points.stage == "verify") & (table.points.n == 1)].set_index("context").seconds
+    rows = [
+        {
+            "stage": row["stage"],
+            "context": str(row["context"]),
+            "n": str(row["n"]),
+            "ms (quartiles)": f"{1e3 * row['seconds']:.2f} ({1e3 * row['low']:.2f}–{1e3 * row['high']:.2f})",
+            "T(n)/T(1)": f"{row['seconds'] / base[row['context']]:.2f}",
+        }
+        for row in table.points.sort_values(["stage", "context", "n"], ascending=[False, True, True]).to_dict("records")
+    ]
+    print("\n".join(common.aligned(rows)))
+    low, high = 1e3 * table.fixed_low, 1e3 * table.fixed_high
+    print(f"\nfixed, a pass: {1e3 * table.fixed:.2f} ms ({low:.2f}–{high:.2f}); {table.about['device']}")
