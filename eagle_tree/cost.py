@@ -94,7 +94,7 @@ class CostTable:
             contexts = np.array(sorted(points.context.unique()))
             if not len(contexts):
                 if stage == "verify":
-                    measured = sorted(self.points[self.points.stage == stage].batch.unique())
+                    measured = sorted(self.points[self.points.stage == stage].batch.unique().tolist())
                     raise ValueError(f"batch={batch} was not measured; measured are {measured}")
                 self._curves[stage, batch] = contexts, np.empty((0, 0))
             else:

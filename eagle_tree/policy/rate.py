@@ -162,9 +162,7 @@ class RateOptimal(Policy):
             self.honesty.add(row.accepted, row.expected_draft - 1)
         self.paid.add(row.accepted + 1, seconds)
         alone = self.alone(row.context_length)
-        if self.paid.value * alone < 1:
-            self.silence = self.next_silence
-            paid_now = (row.accepted + 1) * alone >= seconds
-            self.next_silence = FIRST_SILENCE if paid_now else min(2 * self.next_silence, LONGEST_SILENCE)
-        else:
+        if (row.accepted + 1) * alone >= seconds:  # this pass paid
             self.next_silence = FIRST_SILENCE
+        if self.paid.value * alone < 1:
+            self.silence, self.next_silence = self.next_silence, min(2 * self.next_silence, LONGEST_SILENCE)
