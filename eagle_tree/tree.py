@@ -11,7 +11,7 @@ per node, D depth of the tree.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -202,6 +202,13 @@ class GrowingTree:
         """Candidates in the pool (the root is not counted)."""
         return self.token.shape[0] - 1
 
+    @property
+    def rank(self) -> Tensor:
+        """`[M] i64`, a candidate's place among its siblings, 0 first; siblings are appended side by side."""
+        index = torch.arange(self.parent.shape[0], device=self.parent.device)
+        first = torch.cat([index[:1] == 0, self.parent.diff() != 0])
+        return index - torch.where(first, index, 0).cummax(0).values
+
     def append(self, frontier: Frontier, draft: Draft) -> GrowingTree:
         """The pool with a frontier's candidates appended, parent by parent, best candidate first."""
         parent = frontier.node[:, None].expand_as(draft.token).flatten()
@@ -237,10 +244,6 @@ class GrowingTree:
         # a closed selection keeps its ancestors, so what the pool knows holds in the tree: no need to derive it again
         vars(tree).update(depth=self.depth[index], score=self.score[index])
         return tree, index, closed
-
-    def with_score(self, score: Tensor) -> GrowingTree:
-        """The same pool ranked by another score `[M] f32`."""
-        return replace(self, score=score)
 
 
 def stable_topk(values: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -28,11 +28,10 @@ def star(*confidences: float) -> GrowingTree:
     return GrowingTree.from_root(torch.tensor([9])).append(Frontier(torch.tensor([0]), len(confidences)), draft)
 
 
-def passed(accepted: int, steps: int = 2, n_nodes: int = 4, promised: float = 1.0, context: int = 100):
-    return SimpleNamespace(
-        accepted=accepted, emitted=accepted + 1, draft_steps=steps, n_nodes=n_nodes, expected_draft=1 + promised,
-        context_length=context,
-    )  # fmt: skip
+def passed(accepted: int, steps: int = 2, n_nodes: int = 4):
+    """What a policy learns from: a finished pass."""
+    emitted = accepted + 1
+    return SimpleNamespace(accepted=accepted, emitted=emitted, draft_steps=steps, n_nodes=n_nodes, context_length=100)
 
 
 def chosen(policy: RateOptimal, growing: GrowingTree) -> int:
@@ -90,9 +89,10 @@ def drafted_passes(policy: RateOptimal, accepted, passes: int) -> list[int]:
     asked = []
     for index in range(passes):
         if policy.frontier(GrowingTree.from_root(torch.tensor([9])), None) is None:
-            policy.observe(passed(0, steps=0, n_nodes=0, promised=0.0))
+            policy.observe(passed(0, steps=0, n_nodes=0))
         else:
             asked.append(index)
+            policy.promised = 1.0  # by what was selected
             policy.observe(passed(accepted(index)))
     return asked
 
@@ -124,6 +124,7 @@ def test_scores_are_discounted_by_what_they_kept_of_their_promises():
     """Promised 1 and accepted 1/4 for long: a node of confidence 0.4 earns 0.1."""
     policy = RateOptimal(costs([1.0, 1.2, 9.0], step=0.01), budget=2)
     assert chosen(policy, star(0.4)) == 1
+    policy.promised = 1.0  # by what was selected
     for index in range(300):
         policy.observe(passed(int(index % 4 == 0)))
     assert policy.honesty.value == pytest.approx(0.25, rel=0.1)
@@ -142,7 +143,7 @@ def test_what_cannot_be_used_is_named():
 
 
 def test_a_probe_that_pays_shortens_the_next_silence():
-    """Wrong up to the probe at 28, silent for 32; the next probe is right: not enough to be asked always, but sooner."""
+    """Wrong up to the probe at 28, silent for 32; the next is right: not enough to be asked always, but sooner."""
     policy = RateOptimal(costs([1.0, 1.1, 1.2, 1.3, 1.4], step=0.1), budget=4)
     asked = drafted_passes(policy, lambda index: int(index == 61), 200)
     assert asked[:6] == [0, 1, 2, 11, 28, 61]
@@ -155,3 +156,9 @@ def test_a_level_is_worth_what_it_adds_to_the_best_tree():
     policy.frontier(GrowingTree.from_root(torch.tensor([9])), None)
     policy.frontier(star(0.5, 0.3), None)
     assert policy.last_value == pytest.approx(0.8)
+
+
+def test_what_was_promised_is_the_selected_trees_mass():
+    policy = RateOptimal(costs([1.0, 1.0, 1.0, 9.0]), budget=3)
+    assert chosen(policy, star(0.4, 0.3, 0.2)) == 2
+    assert policy.promised == pytest.approx(0.7)

@@ -302,11 +302,13 @@ def test_a_selection_is_closed_iff_every_parent_is_in_it(parent: list[int], data
         assert tree.mask.tolist() == [[u in path_to(parent, v) for u in sorted(kept)] for v in sorted(kept)]
 
 
-def test_ranking_by_another_score_leaves_the_pool_alone():
-    pool, score = grown(), torch.arange(7).float()
-    other = pool.with_score(score)
-    assert other.score is score and other.token is pool.token and other.levels == pool.levels
-    assert pool.score.tolist() != score.tolist()
+def test_a_candidates_rank_is_its_place_among_its_siblings():
+    """The root's three candidates, then two each of its second and third."""
+    pool = GrowingTree.from_root(torch.tensor([9]))
+    pool = pool.append(Frontier(torch.tensor([0]), 3), Draft(torch.arange(3)[None], torch.zeros(1, 3), torch.zeros(1)))
+    pair = Draft(torch.arange(2).repeat(2, 1), torch.zeros(2, 2), torch.zeros(2))
+    pool = pool.append(Frontier(torch.tensor([2, 3]), 2), pair)
+    assert pool.rank.tolist() == [0, 0, 1, 2, 0, 1, 0, 1]
 
 
 # The k largest

@@ -51,7 +51,7 @@ def bench(config: DictConfig) -> dict[str, Any]:
         raise ValueError("data: no prompts to decode")
     target = common.build_target(config.target)
     for policy in policies.values():
-        policy.check_machine(common.machine(target))
+        policy.check_machine({**common.machine(target), "greedy": sampling.greedy})
     drafter = common.build_drafter(config.drafter, target)
     prompts = [(prompt, target.encode_chat(list(prompt.messages))) for prompt in prompts]
     for prompt, ids in prompts:

@@ -1,7 +1,8 @@
-"""eagle-tree calibrate: measure what a pass costs on this machine."""
+"""eagle-tree calibrate: measure what a pass costs on this machine, or fit what confidences are worth."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,15 @@ import pandas as pd
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from eagle_tree import plots
+from eagle_tree import calibration, plots
 from eagle_tree.apps import common
+from eagle_tree.calibration import expected_calibration_error, fit_isotonic, fit_temperatures, judged_nodes
 from eagle_tree.cost import CostTable, measure
 from eagle_tree.decode import generate
 from eagle_tree.drafter.base import Drafter
 from eagle_tree.noise import Noise
 from eagle_tree.policy import Eagle2
+from eagle_tree.record import read_run
 from eagle_tree.target import Target
 from eagle_tree.tree import Frontier, GrowingTree, Tree
 
@@ -30,7 +33,50 @@ def main(arguments: list[str]) -> int:
 
 
 def calibrate(config: DictConfig) -> dict[str, Any]:
-    """Measure the table that a config describes and write it into `folder`."""
+    """Measure costs, or fit confidences on a recorded run, and write the result into `folder`."""
+    return measure_costs(config) if config.nodes is None else fit_confidences(config)
+
+
+def fit_confidences(config: DictConfig) -> dict[str, Any]:
+    """Fit both families on the node table of a run; judge each on prompts that it was not fitted on."""
+    run = Path(config.nodes)
+    nodes = read_run(run, "nodes")
+    about = json.loads((run / "run.json").read_text())
+    greedy = about["config"]["temperature"] == 0
+    counts = nodes.policy.value_counts()
+    policy = config.policy or (counts.index[0] if len(counts) else None)
+    if policy not in counts.index:
+        raise ValueError(f"policy={policy!r} drafted nothing in {run}; its node table has {', '.join(counts.index)}")
+    nodes = nodes[nodes.policy == policy]
+    prompts = nodes.prompt_id.unique()
+    if len(prompts) < 2:
+        raise ValueError(f"{run} holds {len(prompts)} prompt with nodes; two at least are needed to fit and to judge")
+    halves = [nodes[nodes.prompt_id.isin(prompts[start::2])] for start in (0, 1)]
+    errors = {}
+    for name, fit in (("temperatures", fit_temperatures), ("isotonic", fit_isotonic)):
+        judged = [with_fit(judged_nodes(test), fit(train, greedy)) for train, test in (halves, halves[::-1])]
+        judged = pd.concat(judged)
+        errors["raw"] = expected_calibration_error(judged.confidence.to_numpy(), judged.label.to_numpy())
+        errors[name] = expected_calibration_error(judged.calibrated.to_numpy(), judged.label.to_numpy())
+        calibration.save(fit(nodes, greedy), Path(config.folder) / f"{name}.json")
+    fitted = fit_temperatures(nodes, greedy).temperature
+    regime = "T = 0" if greedy else "T > 0"
+    print(f"{len(nodes)} nodes of {policy} on {len(prompts)} prompts at {regime}; calibration error on other prompts:")
+    print("\n".join(common.aligned([{name: f"{value:.4f}" for name, value in errors.items()}])))
+    print(f"temperatures by depth: {', '.join(f'{value:.2f}' for value in fitted)}")
+    return {"folder": config.folder, "greedy": greedy, "calibration_error": errors, "temperatures": fitted}
+
+
+def with_fit(judged: pd.DataFrame, fitted: calibration.Calibration) -> pd.DataFrame:
+    """Judged nodes with their calibrated confidence."""
+    columns = (torch.from_numpy(judged[name].to_numpy(copy=True)) for name in ("log_conf", "depth", "rank"))
+    log_conf, depth, rank = columns
+    edge = fitted.edge(log_conf.float(), depth.long(), rank.long())
+    return judged.assign(calibrated=edge.double().exp().numpy())
+
+
+def measure_costs(config: DictConfig) -> dict[str, Any]:
+    """Measure the cost table that a config describes."""
     fields = OmegaConf.to_container(config, resolve=True)
     for name in ("positions", "widths", "contexts"):
         if not fields[name] or not all(isinstance(value, int) and value >= 1 for value in fields[name]):

@@ -1,6 +1,7 @@
 """Tree policies: small pure classes over one seam, so that a difference in a table is a difference of policies."""
 
 from eagle_tree.policy.base import Autoregressive, Policy
+from eagle_tree.policy.calibrated import Calibrated
 from eagle_tree.policy.dynamic import BestFirst, Eagle2, OptTree, Talon, greedy_closed
 from eagle_tree.policy.fixed import Chain, Static, medusa, sequoia, specinfer
 from eagle_tree.policy.hindsight import hindsight
@@ -10,6 +11,7 @@ from eagle_tree.policy.stops import ConfidenceStop, DepthStop, EntropyStop
 __all__ = [
     "Autoregressive",
     "BestFirst",
+    "Calibrated",
     "Chain",
     "ConfidenceStop",
     "DepthStop",

@@ -234,8 +234,8 @@ def sequoia(acceptance: Sequence[float], budget: int, depth: int) -> Static:
     if not np.isfinite(table.value[-1, -1]):
         largest = int(np.isfinite(table.value[-1]).sum()) - 1
         raise ValueError(
-            f"sequoia: budget={budget} must be at most {largest}, the nodes of a full tree of depth {depth} whose nodes "
-            f"have {len(acceptance)} children, one for each acceptance probability"
+            f"sequoia: budget={budget} must be at most {largest}, the nodes of a full tree of depth {depth} in which "
+            f"a node has {len(acceptance)} children, one for each acceptance probability"
         )
     return Static(table.paths(budget))
 

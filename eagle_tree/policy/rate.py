@@ -78,6 +78,7 @@ class RateOptimal(Policy):
     last_value: float = field(init=False, default=0.0)
     last_mass: float = field(init=False, default=0.0)
     paid: Average = field(init=False)
+    promised: float = field(init=False, default=0.0)
 
     def __post_init__(self) -> None:
         check_at_least_one(self, "budget", "top_k", "depth")
@@ -148,7 +149,9 @@ class RateOptimal(Policy):
         if not growing.levels:
             return growing.token.new_empty(0)
         node, size, _ = self.best_value(growing)
-        return node[:size]
+        promised = growing.score[node].double().exp().cumsum(0)
+        size, self.promised = torch.stack([size, promised[(size - 1).clamp(min=0)]]).tolist()  # n*'s transfer
+        return node[: int(size)]
 
     def observe(self, row) -> None:
         """Learn from a finished pass."""
@@ -159,7 +162,7 @@ class RateOptimal(Policy):
             self.silence -= 1
             return
         if row.n_nodes:
-            self.honesty.add(row.accepted, row.expected_draft - 1)
+            self.honesty.add(row.accepted, self.promised)
         self.paid.add(row.accepted + 1, seconds)
         alone = self.alone(row.context_length)
         if (row.accepted + 1) * alone >= seconds:  # this pass paid
