@@ -97,7 +97,7 @@ def speedup(prompts: pd.DataFrame, baseline: pd.DataFrame | None) -> tuple[float
     """Tokens per second over the baseline's, on the prompts both have, with a paired 95 % interval."""
     if baseline is None:
         return (float("nan"),) * 3
-    both = prompts.join(baseline, rsuffix="_baseline", how="inner")
+    both = prompts.join(baseline.add_suffix("_baseline"), how="inner")
     values = both[["emitted", "seconds", "emitted_baseline", "seconds_baseline"]].to_numpy(float)
 
     def of(sums: np.ndarray) -> np.ndarray:

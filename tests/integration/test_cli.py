@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -13,7 +11,6 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from omegaconf import OmegaConf
 
 from eagle_tree.apps import cli, common
 from eagle_tree.apps.common import build_target
@@ -30,31 +27,34 @@ def run(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(command(*arguments), cwd=tmp_path, capture_output=True, text=True, timeout=300)
 
 
-@functools.cache
-def loaded(config: str):
-    """A target by its configuration, loaded once for all calls in this process."""
-    return build_target(OmegaConf.create(json.loads(config)))
+@pytest.fixture()
+def call(tmp_path, monkeypatch, capfd, target):
+    """Exit status, output and errors of a call in this process, on the model that is loaded already."""
+    monkeypatch.chdir(tmp_path)
+    here = {"name_or_path": "smollm2-135m", "dtype": "float32", "device": "cpu", "attn_implementation": "sdpa"}
+    monkeypatch.setattr(common, "build_target", lambda config: target if config == here else build_target(config))
+
+    def call(verb: str, *arguments: str) -> tuple[int | None, str, str]:
+        exact = [] if any(word.startswith("target.dtype") for word in arguments) else ["target.dtype=float32"]
+        monkeypatch.setattr(sys, "argv", ["eagle-tree", verb, *arguments, *exact])
+        try:
+            status = cli.main()
+        except SystemExit as leave:  # hydra leaves by itself when the configuration is wrong
+            status = leave.code
+        return status, *capfd.readouterr()
+
+    return call
 
 
-def in_process(monkeypatch, capfd, *arguments: str) -> tuple[int | None, str]:
-    """Exit status and standard error of a call without the cost of a new interpreter."""
-    monkeypatch.setattr(sys, "argv", ["eagle-tree", *arguments])
-    monkeypatch.setattr(common, "build_target", lambda config: loaded(json.dumps(OmegaConf.to_container(config))))
-    try:
-        status = cli.main()
-    except SystemExit as leave:  # hydra leaves by itself when the configuration is wrong
-        status = leave.code
-    return status, capfd.readouterr().err
+def result(status: int | None, output: str, errors: str) -> dict:
+    """The JSON line of a call that succeeded."""
+    assert status == 0, errors
+    return json.loads(output.strip().splitlines()[-1])
 
 
-def result(done: subprocess.CompletedProcess) -> dict:
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.strip().splitlines()[-1])
-
-
-def test_bench_compares_policies_and_writes_its_tables(tmp_path):
-    done = run(tmp_path, "bench", *SMALL, "temperature=1", "policy.total_token=9")
-    report = result(done)
+def test_bench_compares_policies_and_writes_its_tables(tmp_path, call):
+    done = call("bench", *SMALL, "temperature=1", "policy.total_token=9")
+    report = result(*done)
     assert report["verb"] == "bench"
     assert list(report["policies"]) == ["autoregressive", "chain", "eagle2"]
     keys = {"tau", "tau_low", "tau_high", "expected_draft", "expected_target"}
@@ -64,7 +64,7 @@ def test_bench_compares_policies_and_writes_its_tables(tmp_path):
     assert report["policies"]["autoregressive"]["tau"] == 1
     assert report["policies"]["autoregressive"]["speedup"] == 1
     assert report["policies"]["eagle2"]["tau"] >= 1
-    assert "acceptance meter" in done.stdout
+    assert "acceptance meter" in done[1]
 
     folder = tmp_path / report["run"]
     about = json.loads((folder / "run.json").read_text())
@@ -97,26 +97,30 @@ def test_an_interrupted_bench_keeps_its_finished_answers_and_says_so(tmp_path):
 
 
 def test_generate_streams_text_with_accepted_runs_marked(tmp_path):
-    report_line = run(tmp_path, "generate", "Count from one to ten.", "max_new_tokens=24", "color=never")
-    report = result(report_line)
+    done = run(tmp_path, "generate", "Count from one to ten.", "max_new_tokens=24", "color=never")
+    report = result(done.returncode, done.stdout, done.stderr)
     assert report["tokens"] <= 24
-    shown = report_line.stdout.split("\n\n")[0]
+    shown = done.stdout.split("\n\n")[0]
     assert "⟦" in shown
     assert shown.replace("⟦", "").replace("⟧", "") == report["text"].split("\n\n")[0]
 
 
-def test_a_drafter_is_trained_by_the_readme_commands_and_used(tmp_path):
-    made = result(run(tmp_path, "corpus", "sampling.answer_tokens=400", "sampling.rows=8",
-                      "sampling.max_answer_tokens=48", "sampling.max_prompt_tokens=48"))  # fmt: skip
+def test_a_drafter_is_trained_by_the_readme_commands_and_used(tmp_path, call):
+    small = ["data=bundled", "data.limit=12", "sampling.rows=12", "sampling.max_answer_tokens=40"]
+    made = result(*call("corpus", "sampling.answer_tokens=400", *small))
     assert made["answer_tokens"] >= 400
-    again = result(run(tmp_path, "corpus", "sampling.answer_tokens=400"))
+    again = result(*call("corpus", "sampling.answer_tokens=400", *small))
     assert again["answer_tokens"] == made["answer_tokens"]  # nothing left to do
-    settings = ["draft_vocab_size=512", "training.max_length=96", "save_every=2"]
-    first = result(run(tmp_path, "train", "training.steps=3", *settings))
-    assert first["steps"] == 3
-    report = result(run(tmp_path, "bench", *SMALL, "drafter=eagle", "drafter.folder=drafter", "compare=[]"))
+    settings = ["head.draft_vocab_size=512", "training.max_length=96", "features=features", "training.steps=3"]
+    trained = result(*call("train", "corpus=corpus", "folder=drafter", *settings))
+    assert trained["steps"] == 3
+    assert len(trained["agreement"]) == 4
+    assert (tmp_path / "drafter" / "training.png").stat().st_size > 1000
+    drafter = ["drafter=checkpoint", "drafter.folder=drafter", "data.limit=1"]
+    judged = result(*call("evaluate", *drafter, "max_new_tokens=8", "depths=2", "policies=[chain]"))
+    assert len(judged["n_alpha"]) == 2
+    report = result(*call("bench", *SMALL, *drafter, "compare=[]"))
     assert report["policies"]["eagle2"]["tau"] >= 1
-    assert os.path.getsize(tmp_path / "drafter" / "training.png") > 1000
 
 
 @pytest.mark.parametrize(
@@ -144,17 +148,16 @@ def test_a_drafter_is_trained_by_the_readme_commands_and_used(tmp_path):
         (["dance"], "dance"),
     ],
 )
-def test_a_mistake_is_named_before_any_work(tmp_path, monkeypatch, capfd, arguments, named):
-    monkeypatch.chdir(tmp_path)
-    status, errors = in_process(monkeypatch, capfd, *arguments)
+def test_a_mistake_is_named_before_any_work(tmp_path, call, arguments, named):
+    status, _, errors = call(*arguments)
     assert status not in (0, None)
     assert named in errors
     assert "Traceback" not in errors
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_malformed_prompt_line_is_named_by_its_number(tmp_path, monkeypatch, capfd):
+def test_a_malformed_prompt_line_is_named_by_its_number(tmp_path, call):
     (tmp_path / "bad.jsonl").write_text('{"question_id": 1, "category": "x", "turns": ["hi"]}\n{"turns": \n')
-    status, errors = in_process(monkeypatch, capfd, "bench", "data=questions", f"data.path={tmp_path}/bad.jsonl")
+    status, _, errors = call("bench", "data=questions", f"data.path={tmp_path}/bad.jsonl")
     assert status not in (0, None)
     assert "line 2" in errors
