@@ -270,9 +270,9 @@ class Eagle(Objective):
         self.noise = noise
 
     @classmethod
-    def build(cls, target: Target, counts: Tensor, initial: str = "target", **terms: Any) -> Eagle:
-        """An objective on a new head; `initial` as in `Eagle3.build`."""
-        if initial in ("target", "random"):
+    def build(cls, target: Target, counts: Tensor, initial: str = "identity", **terms: Any) -> Eagle:
+        """An objective on a new head: `identity` predicts the same feature again, `random`, or a head's folder."""
+        if initial in ("identity", "random"):
             return cls(target, initial_eagle(target, initial == "random"), **terms)
         head = load_head(initial, target, EagleHead)
         if head.config.kind != "eagle":
@@ -330,12 +330,18 @@ class Medusa(Objective):
 
     @classmethod
     def build(
-        cls, target: Target, counts: Tensor, initial: str = "target", n_heads: int = 5, n_layers: int = 1, **terms: Any
+        cls,
+        target: Target,
+        counts: Tensor,
+        initial: str = "identity",
+        n_heads: int = 5,
+        n_layers: int = 1,
+        **terms: Any,
     ) -> Medusa:
-        """An objective on new heads: `target` starts at the target's own next-token head, `random` in random blocks."""
+        """An objective on new heads: `identity` starts as the target's own next-token head, `random` in random blocks."""
         check_counts(n_heads=n_heads, n_layers=n_layers)
         config = MedusaConfig(target.hidden_size, target.vocab_size, n_heads, n_layers, own_lm_heads=False)
-        if initial == "target":
+        if initial == "identity":
             heads = MedusaHeads(config)
         elif initial == "random":
             heads = MedusaHeads.random(config)
@@ -412,7 +418,7 @@ def initial_eagle3(target: Target, draft_tokens: Tensor, taps: tuple[int, ...], 
         return head
     hidden = target.hidden_size
     with torch.no_grad():
-        copy_last_layer(target, head, slice(hidden, None))
+        copy_last_layer(target, head)
         head.fc.weight.zero_()
         head.fc.weight[:, -hidden:] = torch.eye(hidden)
         head.midlayer.hidden_norm.weight.copy_(target.layers[-1].input_layernorm.weight)
@@ -422,7 +428,11 @@ def initial_eagle3(target: Target, draft_tokens: Tensor, taps: tuple[int, ...], 
 
 
 def initial_eagle(target: Target, random: bool = False) -> EagleHead:
-    """A new EAGLE-1/2 head; unless `random`, `fc` passes the feature through to the target's last layer."""
+    """A new EAGLE-1/2 head; unless `random`, it predicts that the feature does not change.
+
+    `fc` passes the feature through and the layer adds nothing at first. (The target's last layer would be no start:
+    it reads the residual stream, not the state after the final norm.)
+    """
     layer = layer_like(target.config)
     config = EagleConfig(
         "eagle", layer, published_taps("eagle", target.n_layers), target.hidden_size, target.vocab_size, fc_bias=True
@@ -431,15 +441,16 @@ def initial_eagle(target: Target, random: bool = False) -> EagleHead:
     if not random:
         hidden = target.hidden_size
         with torch.no_grad():
-            copy_last_layer(target, head, slice(None))
-            head.fc.weight.normal_(std=0.002, generator=torch.Generator(target.device).manual_seed(0))
-            head.fc.weight[:, hidden:] += torch.eye(hidden, device=target.device)
+            head.fc.weight[:, hidden:] = torch.eye(hidden, device=target.device)
+            head.fc.weight[:, :hidden].zero_()
             head.fc.bias.zero_()
+            head.midlayer.self_attn.o_proj.weight.zero_()
+            head.midlayer.mlp.down_proj.weight.zero_()
     return head
 
 
-def copy_last_layer(target: Target, head: EagleHead, read: slice) -> None:
-    """The target's last layer into a head's; its q, k, v read the columns `read`, the others start small.
+def copy_last_layer(target: Target, head: EagleHead) -> None:
+    """The target's last layer into an EAGLE-3 head's; q, k, v read the state half of their input, the rest is small.
 
     Raises:
         ValueError: the last layer has other parts than a Llama layer (initial=random serves any target).
@@ -449,7 +460,7 @@ def copy_last_layer(target: Target, head: EagleHead, read: slice) -> None:
         for name in ("q_proj", "k_proj", "v_proj"):
             weight = getattr(attention, name).weight
             weight.normal_(std=0.002, generator=torch.Generator(weight.device).manual_seed(0))
-            weight[:, read] = getattr(last.self_attn, name).weight.float()
+            weight[:, target.hidden_size :] = getattr(last.self_attn, name).weight.float()
         attention.o_proj.weight.copy_(last.self_attn.o_proj.weight)
         for name in ("gate_proj", "up_proj", "down_proj"):
             getattr(head.midlayer.mlp, name).weight.copy_(getattr(last.mlp, name).weight)

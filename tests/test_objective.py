@@ -399,6 +399,14 @@ def test_the_initial_layer_is_the_targets_up_to_the_embedding_half(single):
     torch.testing.assert_close(head.step(torch.zeros_like(state), state, position, causal), expected)
 
 
+def test_a_new_eagle_head_predicts_that_the_feature_does_not_change(single):
+    head = initial_eagle(single)
+    state, embedding = torch.randn(2, 1, 5, 32, generator=torch.Generator().manual_seed(0))
+    predicted = head.step(embedding, state, torch.arange(5)[None], lambda query, key, value: query)
+    assert torch.equal(predicted, state)
+    assert not torch.equal(initial_eagle(single, random=True).fc.weight, head.fc.weight)
+
+
 def test_a_random_start_knows_nothing_of_the_target(single):
     head = initial_eagle3(single, DRAFT_TOKENS, TAPS, random=True)
     assert not torch.equal(head.midlayer.mlp.up_proj.weight, single.layers[-1].mlp.up_proj.weight)
