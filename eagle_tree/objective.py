@@ -338,7 +338,7 @@ class Medusa(Objective):
         n_layers: int = 1,
         **terms: Any,
     ) -> Medusa:
-        """An objective on new heads: `identity` starts as the target's own next-token head, `random` in random blocks."""
+        """An objective on new heads: `identity` starts as the target's next-token head, `random`, or a folder."""
         check_counts(n_heads=n_heads, n_layers=n_layers)
         config = MedusaConfig(target.hidden_size, target.vocab_size, n_heads, n_layers, own_lm_heads=False)
         if initial == "identity":
