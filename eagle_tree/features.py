@@ -76,7 +76,7 @@ class FeatureStore:
                 kept = load_file(path, device=str(self.target.device))
                 return Observed(kept.get("feature", kept["hidden"]), kept["hidden"], kept["log_z"])
             except (SafetensorError, KeyError):  # damaged, by a crashed disk say: what it held can be had again
-                path.unlink()
+                path.unlink(missing_ok=True)  # another process may have been here
         seen = observe(self.target, token, self.taps)
         tensors = {field.name: getattr(seen, field.name).contiguous() for field in fields(seen)}
         if self.taps == (self.target.n_layers,):  # then the feature is the hidden state
