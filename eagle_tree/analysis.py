@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from eagle_tree.calibration import error_of_bins
+
 RESAMPLES = 2000
 INTERVAL = (2.5, 97.5)
 
@@ -176,4 +178,4 @@ def calibration_error(bins: pd.DataFrame) -> float:
     """Expected calibration error: mean over candidates of |confidence - hit rate| of their bin (Naeini et al. 2015)."""
     sums = bins.groupby("bin")[["count", "confidence", "hits"]].sum().to_numpy(float)
     total = sums[:, 0].sum()
-    return float(np.abs(sums[:, 1] - sums[:, 2]).sum() / total) if total else float("nan")
+    return error_of_bins(sums[:, 1], sums[:, 2], total) if total else float("nan")

@@ -26,6 +26,8 @@ from torch import Tensor
 from eagle_tree.files import replacing
 
 NODE_KEYS = ["policy", "prompt_id", "pass_id"]
+BINS = 15
+"""Equal-width bins of confidence in a calibration error."""
 SURE = 1 - 1e-6
 """The largest confidence: of a larger one the odds say nothing."""
 LEAST = 1e-6
@@ -176,11 +178,20 @@ def isotonic_curve(judged: pd.DataFrame) -> tuple[float, ...]:
     return tuple((LEAST + (1 - 2 * SLOPE) * value + SLOPE * grid).tolist())
 
 
-def expected_calibration_error(confidence: np.ndarray, label: np.ndarray, bins: int = 15) -> float:
+def confidence_bin(confidence: np.ndarray, bins: int = BINS) -> np.ndarray:
+    """Which of so many equal-width bins each confidence falls into; certainty into the last."""
+    return np.minimum((confidence * bins).astype(int), bins - 1)
+
+
+def error_of_bins(confidence: np.ndarray, label: np.ndarray, count: int) -> float:
+    """Expected calibration error (Naeini et al. 2015) from the sums of confidences and of labels in each bin."""
+    return float(np.abs(confidence - label).sum() / count)
+
+
+def expected_calibration_error(confidence: np.ndarray, label: np.ndarray, bins: int = BINS) -> float:
     """Mean distance of confidence and acceptance over equal-width bins, weighted by count."""
-    place = np.minimum((confidence * bins).astype(int), bins - 1)
-    gap = np.bincount(place, confidence, bins) - np.bincount(place, label, bins)
-    return float(np.abs(gap).sum() / len(confidence))
+    place = confidence_bin(confidence, bins)
+    return error_of_bins(np.bincount(place, confidence, bins), np.bincount(place, label, bins), len(confidence))
 
 
 def save(calibration: Calibration, path: str | Path) -> None:

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from eagle_tree.drafter.base import Drafter
 from eagle_tree.drafter.eagle import EagleConfig, EagleDrafter, EagleHead, check_fits, layer_like, published_taps
 from eagle_tree.drafter.medusa import MedusaConfig, MedusaDrafter, MedusaHeads
-from eagle_tree.files import replacing
+from eagle_tree.files import write_json, write_tensors
 
 BUNDLED = Path(__file__).parent / "assets" / "smollm2-135m-eagle3"
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin", "medusa_lm_head.safetensors", "medusa_lm_head.pt")
@@ -314,7 +314,11 @@ def write_checkpoint(folder: Path, head: EagleHead | MedusaHeads, dtype: torch.d
         name: (tensor.to(dtype) if tensor.is_floating_point() else tensor).contiguous()
         for name, tensor in published_weights(head).items()
     }
-    with replacing(folder / "model.safetensors") as temporary:
-        save_file(weights, temporary)
-    with replacing(folder / "config.json") as temporary:
-        temporary.write_text(json.dumps(fields, indent=2) + "\n")
+    write_tensors(folder / "model.safetensors", weights)
+    write_json(folder / "config.json", fields)
+
+
+def save_head(folder: str | Path, head: EagleHead | MedusaHeads, dtype: torch.dtype, extra: dict | None = None) -> None:
+    """Write a head of any kind in its published layout; see `save_eagle` and `save_medusa`."""
+    save = save_medusa if isinstance(head, MedusaHeads) else save_eagle
+    save(folder, head, dtype, extra)

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from eagle_tree.files import replacing
+from eagle_tree.files import write_table
 from eagle_tree.target import Target
 
 SCHEMA = pa.schema(
@@ -279,8 +279,7 @@ def write_shard(path: Path, sequences: list[Sequence], fingerprint: str) -> None
         {name: [getattr(s, name) for s in sequences] for name in ("prompt_ids", "answer_ids", "temperature")},
         schema=SCHEMA.with_metadata({"target_fingerprint": fingerprint}),
     )
-    with replacing(path) as temporary:
-        pq.write_table(table, temporary, compression="zstd")
+    write_table(table, path)
 
 
 def load(folder: Path, fingerprint: str | None = None) -> list[Sequence]:

@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import isotonic_regression
 
-from eagle_tree.files import replacing
+from eagle_tree.files import replacing, write_json
 
 POINT_COLUMNS = ["stage", "n", "context", "batch", "seconds", "low", "high", "repeats"]
 """One measured point: stage `verify` (n positions) or `draft` (n frontier nodes), median seconds and quartiles."""
@@ -129,8 +129,7 @@ class CostTable:
         fields = {"fixed": self.fixed, "fixed_low": self.fixed_low, "fixed_high": self.fixed_high, **self.about}
         with replacing(folder / "cost.parquet") as temporary:
             self.points[POINT_COLUMNS].to_parquet(temporary, index=False)
-        with replacing(folder / "cost.json") as temporary:
-            temporary.write_text(json.dumps(fields, indent=2, default=str) + "\n")
+        write_json(folder / "cost.json", fields, default=str)
 
     @classmethod
     def load(cls, folder: str | Path) -> CostTable:

@@ -31,9 +31,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from eagle_tree.calibration import BINS as CALIBRATION_BINS
+from eagle_tree.calibration import confidence_bin
 from eagle_tree.decode import generate, grow
 from eagle_tree.drafter.base import Drafter
-from eagle_tree.files import replacing
+from eagle_tree.files import write_table
 from eagle_tree.noise import Noise
 from eagle_tree.policy import Autoregressive, Policy
 from eagle_tree.record import PassRow
@@ -43,8 +45,6 @@ from eagle_tree.warp import Law, Sampling
 
 CANDIDATES = 8
 """Candidates asked of every node."""
-CALIBRATION_BINS = 15
-"""Equal-width bins of confidence."""
 TEXT_SCHEMA = pa.schema(
     [
         ("prompt_id", pa.string()),
@@ -129,8 +129,7 @@ def answered(
 def write_texts(path: str | Path, texts: Sequence[Text], settings: dict[str, object]) -> None:
     """Write texts to a Parquet file that names what they depend on."""
     schema = TEXT_SCHEMA.with_metadata({SETTINGS_KEY: json.dumps(settings)})
-    with replacing(path) as temporary:
-        pq.write_table(pa.Table.from_pylist([asdict(text) for text in texts], schema), temporary, compression="zstd")
+    write_table(pa.Table.from_pylist([asdict(text) for text in texts], schema), path)
 
 
 def read_texts(path: str | Path, settings: dict[str, object]) -> list[Text]:
@@ -352,7 +351,7 @@ def hit_counts(prompt_id: str, exists: np.ndarray, hit: np.ndarray, probability:
 def bin_counts(prompt_id: str, exists: np.ndarray, hit: np.ndarray, confidence: np.ndarray) -> pd.DataFrame:
     """Sums over candidates, by depth and confidence bin: `exists [P, D]`, `hit` and `confidence [P, D, K]`."""
     depths = hit.shape[1]
-    place = np.minimum((confidence * CALIBRATION_BINS).astype(int), CALIBRATION_BINS - 1)
+    place = confidence_bin(confidence)
     place += CALIBRATION_BINS * np.arange(depths)[:, None]
     place = place[exists]  # [candidates that were proposed, K]
 

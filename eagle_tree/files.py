@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
@@ -32,6 +35,18 @@ def replacing(path: str | Path) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def write_json(path: str | Path, fields: dict, default: Callable[[object], object] | None = None) -> None:
+    """Write fields as indented JSON; `default` (such as `str`) makes text of what JSON has no type for."""
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(fields, indent=2, default=default) + "\n")
+
+
+def write_table(table: pa.Table, path: str | Path) -> None:
+    """Write a Parquet file."""
+    with replacing(path) as temporary:
+        pq.write_table(table, temporary, compression="zstd")
 
 
 def write_tensors(path: str | Path, tensors: dict[str, Tensor]) -> None:

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from eagle_tree.checkpoint import load_drafter, save_eagle, save_medusa
-from eagle_tree.drafter.eagle import EagleConfig, EagleHead, layer_like, published_taps
+from eagle_tree.checkpoint import load_drafter, save_head
+from eagle_tree.drafter.eagle import EagleConfig, EagleHead, for_queries, layer_like, published_taps
 from eagle_tree.drafter.medusa import MedusaConfig, MedusaDrafter, MedusaHeads
 from eagle_tree.features import Observed
 from eagle_tree.losses import agreement, feature_distance, overlap, soft_cross_entropy, total_variation
@@ -68,6 +68,14 @@ def law_at(target: Target, hidden: Tensor, log_z: Tensor, token: Tensor | None =
     """The target's law `[n, v]` at states `[n, H]`, of all tokens or of `token [v]` alone (not renormalised)."""
     with torch.autocast(hidden.device.type, enabled=False):  # log_z was taken in the target's own dtype
         return (target.apply_head(hidden, token).float() - log_z[:, None]).exp()
+
+
+def learnt_law(
+    target: Target, batch: Batch, start: int, rows: int, token: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Which of `rows` columns from `start` on are learnt, `[B, rows] bool`, and the target's laws there, `[n, v]`."""
+    learnt, hidden, log_z = (batch.shift(name, start, rows) for name in ("learnt", "hidden", "log_z"))
+    return learnt, law_at(target, hidden[learnt], log_z[learnt], token)
 
 
 @dataclass(frozen=True)
@@ -115,7 +123,7 @@ class Objective(nn.Module):
 
     def save(self, folder: Path, fields: dict[str, Any]) -> None:
         """Write the head in bf16, in its published layout, with further fields in `config.json`."""
-        raise NotImplementedError
+        save_head(folder, self.head, torch.bfloat16, fields)
 
 
 def decay(weight: float, depths: int) -> tuple[float, ...]:
@@ -212,16 +220,13 @@ class Eagle3(Objective):
             position = torch.arange(rows, device=state.device)[None] + step
 
             def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-                groups = query.shape[1] // key.shape[1]
-                keys.append(key.repeat_interleave(groups, 1))
-                values.append(value.repeat_interleave(groups, 1))
+                keys.append(for_queries(key, query))
+                values.append(for_queries(value, query))
                 return chain_attention(query, keys, values)
 
             token = batch.shift("token", 1 + step, rows)
             state = self.head.step(embedding[token].to(dtype), state, position, attend)
-            learnt = batch.shift("learnt", 1 + step, rows)
-            hidden, log_z = batch.shift("hidden", 1 + step, rows), batch.shift("log_z", 1 + step, rows)
-            law = law_at(self.target, hidden[learnt], log_z[learnt], draft_tokens)
+            learnt, law = learnt_law(self.target, batch, 1 + step, rows, draft_tokens)
             logits = self.head.lm_head(self.head.norm(state[learnt])).float()
             loss = logits.new_zeros(logits.shape[0])
             if self.cross_entropy:
@@ -235,9 +240,6 @@ class Eagle3(Objective):
 
     def coverage(self, counts: Tensor) -> float:
         return (counts[self.head.draft_to_target.cpu()].sum() / counts.sum()).item()
-
-    def save(self, folder: Path, fields: dict[str, Any]) -> None:
-        save_eagle(folder, self.head, torch.bfloat16, fields)
 
 
 class Eagle(Objective):
@@ -285,15 +287,13 @@ class Eagle(Objective):
         position = torch.arange(rows, device=feature.device)[None]
 
         def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            groups = query.shape[1] // key.shape[1]
-            return chain_attention(query, [key.repeat_interleave(groups, 1)], [value.repeat_interleave(groups, 1)])
+            return chain_attention(query, [for_queries(key, query)], [for_queries(value, query)])
 
         embedding = self.target.embedding[batch.token[:, 1:]].to(feature.dtype)
         predicted = self.head.step(embedding, self.noised(feature, batch.seeds)[:, :rows], position, attend)
-        learnt = batch.learnt[:, 1:]
+        learnt, law = learnt_law(self.target, batch, 1, rows)
         predicted, true = predicted[learnt], feature[:, 1:][learnt]
         loss = self.feature_weight * feature_distance(predicted, true)
-        law = law_at(self.target, batch.hidden[:, 1:][learnt], batch.log_z[:, 1:][learnt])
         logits = self.target.apply_head(predicted.to(self.target.dtype)).float()
         loss = loss + self.cross_entropy * soft_cross_entropy(logits, law)
         return Sums.gather([loss], [logits.detach()], [law])
@@ -308,9 +308,6 @@ class Eagle(Objective):
             uniform = torch.rand(feature.shape[1:], generator=generator, device=feature.device)
             moves.append(self.noise * (2 * uniform - 1))
         return feature + torch.stack(moves)
-
-    def save(self, folder: Path, fields: dict[str, Any]) -> None:
-        save_eagle(folder, self.head, torch.bfloat16, fields)
 
 
 class Medusa(Objective):
@@ -357,17 +354,12 @@ class Medusa(Objective):
         rows = batch.token.shape[1] - depths
         states = self.head(batch.feature[:, :rows].to(next(self.head.parameters()).dtype))
         for depth in range(depths):
-            learnt = batch.shift("learnt", 1 + depth, rows)
-            hidden, log_z = batch.shift("hidden", 1 + depth, rows), batch.shift("log_z", 1 + depth, rows)
-            law = law_at(self.target, hidden[learnt], log_z[learnt])
+            learnt, law = learnt_law(self.target, batch, 1 + depth, rows)
             logits = self.target.apply_head(states[depth][learnt].to(self.target.dtype)).float()
             losses.append(soft_cross_entropy(logits, law))
             read.append(logits.detach())
             laws.append(law)
         return Sums.gather(losses, read, laws)
-
-    def save(self, folder: Path, fields: dict[str, Any]) -> None:
-        save_medusa(folder, self.head, torch.bfloat16, fields)
 
 
 def chain_attention(query: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:

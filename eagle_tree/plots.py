@@ -102,12 +102,6 @@ def drafter_alone(rates: pd.DataFrame, bins: pd.DataFrame, title: str = "") -> F
     return figure
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Write a PNG."""
-    with replacing(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=130)
-
-
 def verify_cost(points: pd.DataFrame) -> Figure:
     """T(n)/T(1) of the target's forward, by context, with quartiles; the stairs are what a tree's size has to fit."""
     figure = Figure(figsize=(6.4, 4), layout="constrained")
@@ -123,3 +117,9 @@ def verify_cost(points: pd.DataFrame) -> Figure:
     axis.set(xlabel="positions verified in one forward, n", ylabel="T(n) / T(1)", ylim=(0, None))
     axis.grid(alpha=0.25)
     return figure
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a PNG."""
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=130)

@@ -8,7 +8,6 @@ a `run.json` is whole.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
@@ -19,7 +18,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from eagle_tree.files import replacing
+from eagle_tree.files import replacing, write_json, write_table
 
 
 @dataclass
@@ -136,8 +135,7 @@ class RunWriter:
             ):
                 for part in finished_parts(self.parts, name):
                     writer.write_table(pq.read_table(part, schema=schema))
-        with replacing(self.folder / "run.json") as temporary:
-            temporary.write_text(json.dumps(about, indent=2, default=str) + "\n")
+        write_json(self.folder / "run.json", about, default=str)
         shutil.rmtree(self.parts)
 
 
@@ -154,12 +152,6 @@ def node_table(passes: Sequence[PassRow], nodes: Sequence[dict[str, np.ndarray]]
     for name, kind in NODE_COLUMNS.items():
         data[name] = np.concatenate([columns[name] for columns in nodes]).astype(kind)
     return pa.Table.from_pydict(data, schema=NODE_SCHEMA)
-
-
-def write_table(table: pa.Table, path: Path) -> None:
-    """Write a Parquet file."""
-    with replacing(path) as temporary:
-        pq.write_table(table, temporary, compression="zstd")
 
 
 def finished_parts(parts: Path, table: str) -> list[Path]:

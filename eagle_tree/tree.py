@@ -209,6 +209,12 @@ class GrowingTree:
         first = torch.cat([index[:1] == 0, self.parent.diff() != 0])
         return index - torch.where(first, index, 0).cummax(0).values
 
+    def path_sums(self, edge: Tensor) -> Tensor:
+        """`[M]`, sums along each node's path of a value per edge `[M]` (the root's is not read), level by level."""
+        edge = edge.clone()
+        edge[0] = 0
+        return descend(torch.zeros_like(edge), self.parent.clamp(min=0), edge, len(self.levels))
+
     def append(self, frontier: Frontier, draft: Draft) -> GrowingTree:
         """The pool with a frontier's candidates appended, parent by parent, best candidate first."""
         parent = frontier.node[:, None].expand_as(draft.token).flatten()

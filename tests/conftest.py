@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from transformers import (
@@ -13,6 +15,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from eagle_tree.apps import cli
 from eagle_tree.drafter.eagle import EagleConfig, EagleDrafter, EagleHead, published_taps
 from eagle_tree.target import Target
 
@@ -71,3 +74,18 @@ def target() -> Target:
 @pytest.fixture(scope="session")
 def drafter(target: Target) -> EagleDrafter:
     return build_drafter(target)
+
+
+@pytest.fixture()
+def eagle_tree(monkeypatch, capfd):
+    """Calls the command line in this process; gives exit status, output and errors."""
+
+    def call(*arguments: str) -> tuple[int | None, str, str]:
+        monkeypatch.setattr(sys, "argv", ["eagle-tree", *arguments])
+        try:
+            status = cli.main()
+        except SystemExit as leave:  # hydra leaves by itself when the configuration is wrong
+            status = leave.code
+        return status, *capfd.readouterr()
+
+    return call

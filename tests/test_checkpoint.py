@@ -350,15 +350,20 @@ def test_taps_beyond_the_target(tmp_path, target, taps):
     refused(tmp_path, target, rf"taps layer ({taps[0]}|{taps[2]}) of a target with 4 layers")
 
 
-def test_an_interrupted_save_leaves_the_old_head(folder, target, monkeypatch):
-    """The write goes to a temporary name: a failure halfway does not damage what was there."""
-    before = load_eagle(folder, target).head.state_dict()
+@pytest.fixture()
+def interrupted(monkeypatch):
+    """Writing weights fails halfway."""
 
     def failing(weights, path):
         path.write_bytes(b"half")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("eagle_tree.checkpoint.save_file", failing)
+    monkeypatch.setattr("eagle_tree.files.save_file", failing)
+
+
+def test_an_interrupted_save_leaves_the_old_head(folder, target, interrupted):
+    """The write goes to a temporary name: a failure halfway does not damage what was there."""
+    before = load_eagle(folder, target).head.state_dict()
     with pytest.raises(KeyboardInterrupt):
         save_eagle(folder, make_head("eagle3", 20, seed=9))
     after = load_eagle(folder, target).head.state_dict()
@@ -505,14 +510,8 @@ def test_medusa_heads_for_a_target_of_another_shape(medusa_folder):
     medusa_refused(medusa_folder, build_target(vocab_size=60), "vocabulary has 61 tokens, the target's 60")
 
 
-def test_an_interrupted_save_leaves_the_old_medusa_heads(medusa_folder, target, monkeypatch):
+def test_an_interrupted_save_leaves_the_old_medusa_heads(medusa_folder, target, interrupted):
     before = load_medusa(medusa_folder, target).heads.state_dict()
-
-    def failing(weights, path):
-        path.write_bytes(b"half")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("eagle_tree.checkpoint.save_file", failing)
     with pytest.raises(KeyboardInterrupt):
         save_medusa(medusa_folder, MedusaHeads(MEDUSA["own"]))
     after = load_medusa(medusa_folder, target).heads.state_dict()

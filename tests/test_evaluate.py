@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +15,7 @@ from test_decode import Guided, Oracle
 from torch import Tensor
 
 from eagle_tree import analysis, plots
-from eagle_tree.apps import cli, common
+from eagle_tree.apps import common
 from eagle_tree.decode import generate
 from eagle_tree.drafter.base import Drafter
 from eagle_tree.evaluate import (
@@ -461,7 +460,7 @@ def test_reading_agrees_with_prefill_at_every_position(target):
 
 
 @pytest.fixture
-def tiny_verb(target, tmp_path, monkeypatch, capfd):
+def tiny_verb(target, tmp_path, monkeypatch, eagle_tree):
     """Call the verb on the tiny target, whose prompts are numbers; returns exit status, output and errors."""
     (tmp_path / "prompts.txt").write_text("7 3 50 11 3\n\n4 5 6 7\n\n60 1 2\n")
     monkeypatch.chdir(tmp_path)
@@ -472,12 +471,7 @@ def tiny_verb(target, tmp_path, monkeypatch, capfd):
 
     def call(*arguments: str) -> tuple[int, str, str]:
         given = ["data=text", "data.path=prompts.txt", "max_new_tokens=16", *arguments]
-        monkeypatch.setattr(sys, "argv", ["eagle-tree", "evaluate", *given])
-        try:
-            status = cli.main()
-        except SystemExit as leave:  # hydra leaves by itself when the configuration is wrong
-            status = leave.code
-        return status, *capfd.readouterr()
+        return eagle_tree("evaluate", *given)
 
     return call
 

@@ -59,9 +59,10 @@ ALLOWED: dict[str, set[str]] = {
     "train": {"files", "features", "objective", "target"},
     "corpus": {"files", "target"},
     "evaluate": {
-        "tree", "noise", "warp", "policy", POLICIES, "target", "drafter.base", "decode", "record", "files"
+        "tree", "calibration", "noise", "warp", "policy", POLICIES, "target", "drafter.base", "decode", "record",
+        "files",
     },
-    "analysis": {"record", "trace", "cost"},
+    "analysis": {"record", "trace", "cost", "calibration"},
     "plots": {"files", "analysis"},
 }  # fmt: skip
 """Module (without the package's name) to the house modules it may import. Apps may import everything."""

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from eagle_tree import analysis, plots
 from eagle_tree.apps import common
-from eagle_tree.decode import Generation, check_request, generate
+from eagle_tree.decode import Generation, generate
 from eagle_tree.drafter.base import Drafter
 from eagle_tree.policy import Policy
 from eagle_tree.prompts import Prompt
@@ -50,16 +50,13 @@ def bench(config: DictConfig) -> dict[str, Any]:
     if not prompts:
         raise ValueError("data: no prompts to decode")
     target = common.build_target(config.target)
+    here = {**common.machine(target), "greedy": sampling.greedy}
     for policy in policies.values():
-        policy.check_machine({**common.machine(target), "greedy": sampling.greedy})
+        policy.check_machine(here)
     drafter = common.build_drafter(config.drafter, target)
     prompts = [(prompt, target.encode_chat(list(prompt.messages))) for prompt in prompts]
-    for prompt, ids in prompts:
-        for policy in policies.values():
-            try:
-                check_request(target, drafter, policy, ids, config.max_new_tokens, sampling)
-            except ValueError as error:
-                raise ValueError(f"prompt {prompt.id}: {error}") from None
+    requests = [(prompt.id, ids) for prompt, ids in prompts]
+    common.check_requests(target, drafter, policies.values(), requests, config.max_new_tokens, sampling)
 
     started = time.perf_counter()
     folder = common.new_run_folder(config, "bench")

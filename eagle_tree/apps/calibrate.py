@@ -52,19 +52,21 @@ def fit_confidences(config: DictConfig) -> dict[str, Any]:
     if len(prompts) < 2:
         raise ValueError(f"{run} holds {len(prompts)} prompt with nodes; two at least are needed to fit and to judge")
     halves = [nodes[nodes.prompt_id.isin(prompts[start::2])] for start in (0, 1)]
-    errors = {}
+    judged = judged_nodes(nodes)
+    errors = {"raw": expected_calibration_error(judged.confidence.to_numpy(), judged.label.to_numpy())}
+    fitted = {}
     for name, fit in (("temperatures", fit_temperatures), ("isotonic", fit_isotonic)):
         judged = [with_fit(judged_nodes(test), fit(train, greedy)) for train, test in (halves, halves[::-1])]
         judged = pd.concat(judged)
-        errors["raw"] = expected_calibration_error(judged.confidence.to_numpy(), judged.label.to_numpy())
         errors[name] = expected_calibration_error(judged.calibrated.to_numpy(), judged.label.to_numpy())
-        calibration.save(fit(nodes, greedy), Path(config.folder) / f"{name}.json")
-    fitted = fit_temperatures(nodes, greedy).temperature
+        fitted[name] = fit(nodes, greedy)
+        calibration.save(fitted[name], Path(config.folder) / f"{name}.json")
+    temperatures = fitted["temperatures"].temperature
     regime = "T = 0" if greedy else "T > 0"
     print(f"{len(nodes)} nodes of {policy} on {len(prompts)} prompts at {regime}; calibration error on other prompts:")
     print("\n".join(common.aligned([{name: f"{value:.4f}" for name, value in errors.items()}])))
-    print(f"temperatures by depth: {', '.join(f'{value:.2f}' for value in fitted)}")
-    return {"folder": config.folder, "greedy": greedy, "calibration_error": errors, "temperatures": fitted}
+    print(f"temperatures by depth: {', '.join(f'{value:.2f}' for value in temperatures)}")
+    return {"folder": config.folder, "greedy": greedy, "calibration_error": errors, "temperatures": temperatures}
 
 
 def with_fit(judged: pd.DataFrame, fitted: calibration.Calibration) -> pd.DataFrame:

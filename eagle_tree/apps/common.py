@@ -10,7 +10,7 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from eagle_tree import __version__
+from eagle_tree.decode import check_request
 from eagle_tree.drafter.base import Drafter
 from eagle_tree.policy import Policy
 from eagle_tree.prompts import Prompt, load_prompts
 from eagle_tree.target import Target
+from eagle_tree.warp import Sampling
 
 
 def conf_dir() -> Path:
@@ -149,6 +151,24 @@ def read_prompts(config: DictConfig) -> list[Prompt]:
     """The prompts of a data config; none if its kind is null. Called before a model is loaded: files have mistakes."""
     fields = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     return load_prompts(**fields) if fields["kind"] is not None else []
+
+
+def check_requests(
+    target: Target,
+    drafter: Drafter,
+    policies: Iterable[Policy],
+    prompts: Iterable[tuple[str, list[int]]],
+    max_new_tokens: int,
+    sampling: Sampling,
+) -> None:
+    """Raise ValueError, before any work, for what cannot be decoded; `prompts` are ids and tokens."""
+    policies = list(policies)
+    for prompt_id, ids in prompts:
+        for policy in policies:
+            try:
+                check_request(target, drafter, policy, ids, max_new_tokens, sampling)
+            except ValueError as error:
+                raise ValueError(f"prompt {prompt_id}: {error}") from None
 
 
 def new_run_folder(config: DictConfig, verb: str) -> Path:

@@ -7,7 +7,6 @@ per pass that policies would reach with it.
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,12 @@ from tqdm import tqdm
 
 from eagle_tree import analysis, plots
 from eagle_tree.apps import common
-from eagle_tree.decode import check_request
 from eagle_tree.drafter.base import Drafter
 from eagle_tree.evaluate import Text, answered, check_candidates, covered, follow, measure, read
-from eagle_tree.files import replacing
+from eagle_tree.files import write_json, write_table
 from eagle_tree.noise import Noise
 from eagle_tree.policy import Autoregressive, Policy
-from eagle_tree.record import PASS_SCHEMA, write_table
+from eagle_tree.record import PASS_SCHEMA
 from eagle_tree.target import Target
 from eagle_tree.warp import Sampling
 
@@ -56,7 +54,10 @@ def evaluate(config: DictConfig) -> dict[str, Any]:
     target = common.build_target(config.target)
     drafter = common.build_drafter(config.drafter, target)
     prompts = [Text(one.id, one.category, target.encode_chat(list(one.messages))) for one in prompts]
-    check(target, drafter, policies, prompts, config.max_new_tokens, sampling)
+    check_candidates(drafter)
+    everyone = [Autoregressive(), *policies.values()]
+    requests = [(prompt.prompt_id, prompt.prompt_ids) for prompt in prompts]
+    common.check_requests(target, drafter, everyone, requests, config.max_new_tokens, sampling)
 
     started = time.perf_counter()
     texts_path = Path(config.texts) if config.texts is not None else folder / "texts.parquet"
@@ -73,27 +74,8 @@ def evaluate(config: DictConfig) -> dict[str, Any]:
         write_table(pa.Table.from_pandas(table, schema, preserve_index=False), folder / f"{name}.parquet")
     result = report(tables, folder)
     about = {**common.provenance(target, config), "wall_s": time.perf_counter() - started, "result": result}
-    with replacing(folder / "evaluation.json") as temporary:
-        temporary.write_text(json.dumps(about, indent=2, default=str) + "\n")
+    write_json(folder / "evaluation.json", about, default=str)
     return {key: value for key, value in result.items() if key not in ("depths", "calibration_error_by_depth")}
-
-
-def check(
-    target: Target,
-    drafter: Drafter,
-    policies: dict[str, Policy],
-    prompts: list[Text],
-    max_new_tokens: int,
-    sampling: Sampling,
-) -> None:
-    """Raise ValueError, before any work, for what cannot be evaluated."""
-    check_candidates(drafter)
-    for prompt in prompts:
-        for policy in (Autoregressive(), *policies.values()):
-            try:
-                check_request(target, drafter, policy, prompt.prompt_ids, max_new_tokens, sampling)
-            except ValueError as error:
-                raise ValueError(f"prompt {prompt.prompt_id}: {error}") from None
 
 
 def judge(

@@ -316,14 +316,17 @@ class EagleDrafter(Drafter):
         """Forward of rows `[n]` that are appended to the cache and see `visible [n, cached + n]`."""
 
         def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            groups = query.shape[1] // key.shape[1]
-            keys, values = self.cache.update(key, value, 0)
-            keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
+            keys, values = (for_queries(one, query) for one in self.cache.update(key, value, 0))
             return F.scaled_dot_product_attention(query, keys, values, attn_mask=visible)
 
         embedding = self.embedding[token].to(state.dtype)
         state, logits = self.head(embedding[None], state[None], position[None], attend, self.borrowed_head, n_read)
         return state[0], logits[0]
+
+
+def for_queries(grouped: Tensor, query: Tensor) -> Tensor:
+    """Keys or values `[B, kv heads, T, d]`, repeated to one head for each of the query's (grouped-query attention)."""
+    return grouped.repeat_interleave(query.shape[1] // grouped.shape[1], 1)
 
 
 def check_fits(config: EagleConfig, hidden_size: int, vocab_size: int, n_layers: int) -> None:

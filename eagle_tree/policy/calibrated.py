@@ -37,10 +37,7 @@ class Calibrated(Policy):
     def calibrated(self, growing: GrowingTree) -> GrowingTree:
         """The same pool with calibrated confidences and scores."""
         edge = self.calibration.edge(growing.log_conf, growing.depth, growing.rank).clamp(max=0)
-        score = growing.score.clone()
-        for start, end in growing.levels:
-            score[start:end] = score[growing.parent[start:end]] + edge[start:end]
-        return replace(growing, log_conf=edge, score=score)
+        return replace(growing, log_conf=edge, score=growing.path_sums(edge))
 
     def frontier(self, growing: GrowingTree, draft: Draft | None) -> Frontier | None:
         return self.policy.frontier(self.calibrated(growing), draft)

@@ -13,11 +13,7 @@ def target_score(growing: GrowingTree, log_prob: Tensor) -> Tensor:
     Args:
         log_prob: `[M+1]`, the target's log-probability of each pool node's token after its parent's path (DESIGN §4).
     """
-    score = log_prob.double().clone()
-    score[0] = 0.0
-    for start, end in growing.levels:
-        score[start:end] += score[growing.parent[start:end]]
-    return score
+    return growing.path_sums(log_prob.double())
 
 
 def hindsight(growing: GrowingTree, log_prob: Tensor, budget: int) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from eagle_tree.apps import cli, common
+from eagle_tree.apps import common
 from eagle_tree.apps.common import build_target
 from eagle_tree.record import read_run
 
@@ -28,7 +28,7 @@ def run(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess:
 
 
 @pytest.fixture()
-def call(tmp_path, monkeypatch, capfd, target):
+def call(tmp_path, monkeypatch, eagle_tree, target):
     """Exit status, output and errors of a call in this process, on the model that is loaded already."""
     monkeypatch.chdir(tmp_path)
     here = {"name_or_path": "smollm2-135m", "dtype": "float32", "device": "cpu", "attn_implementation": "sdpa"}
@@ -36,12 +36,7 @@ def call(tmp_path, monkeypatch, capfd, target):
 
     def call(verb: str, *arguments: str) -> tuple[int | None, str, str]:
         exact = [] if any(word.startswith("target.dtype") for word in arguments) else ["target.dtype=float32"]
-        monkeypatch.setattr(sys, "argv", ["eagle-tree", verb, *arguments, *exact])
-        try:
-            status = cli.main()
-        except SystemExit as leave:  # hydra leaves by itself when the configuration is wrong
-            status = leave.code
-        return status, *capfd.readouterr()
+        return eagle_tree(verb, *arguments, *exact)
 
     return call
 

@@ -15,7 +15,6 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from eagle_tree.apps import cli
 from eagle_tree.corpus import Sequence, write_shard
 from eagle_tree.target import Target
 
@@ -60,16 +59,11 @@ def arguments(place: Path, *overrides: str, target: str = "target") -> list[str]
 
 
 @pytest.fixture()
-def train(place, monkeypatch, capfd):
+def train(place, eagle_tree):
     """Calls the verb in this process; gives its exit status, output and errors."""
 
     def call(*overrides: str, target: str = "target") -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["eagle-tree", *arguments(place, *overrides, target=target)])
-        try:
-            status = cli.main()
-        except SystemExit as leave:  # hydra leaves by itself when the configuration is wrong
-            status = leave.code
-        return status, *capfd.readouterr()
+        return eagle_tree(*arguments(place, *overrides, target=target))
 
     return call
 
