@@ -7,12 +7,11 @@ system's page cache keeps what fits in memory.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from eagle_tree.files import write_tensors
@@ -49,8 +48,8 @@ class FeatureStore:
     which batch asked first and a resumed run computes with the same bits.
 
     Args:
-        folder: where to keep them, one file a text; None asks the target every time. Targets, dtypes and taps have
-            subfolders of their own, so a folder can serve several.
+        folder: where to keep them, one file a text with one tensor a tap, so that heads which read other taps share
+            what they can; None asks the target every time. Targets and dtypes have subfolders of their own.
     """
 
     def __init__(self, target: Target, taps: tuple[int, ...], folder: Path | None = None):
@@ -59,7 +58,7 @@ class FeatureStore:
         self.folder = None
         if folder is not None:
             dtype = str(target.dtype).removeprefix("torch.")
-            self.folder = Path(folder) / "-".join([target.fingerprint, dtype, *map(str, taps)])
+            self.folder = Path(folder) / f"{target.fingerprint}-{dtype}"
 
     def read(self, token: Tensor) -> Observed:
         """What the target says along `token [T]`.
@@ -71,15 +70,29 @@ class FeatureStore:
             return observe(self.target, token, self.taps)
         name = hashlib.blake2b(token.cpu().numpy().tobytes(), digest_size=12).hexdigest()
         path = self.folder / f"{name}.safetensors"
-        if path.is_file():
-            try:
-                kept = load_file(path, device=str(self.target.device))
-                return Observed(kept.get("feature", kept["hidden"]), kept["hidden"], kept["log_z"])
-            except (SafetensorError, KeyError):  # damaged, by a crashed disk say: what it held can be had again
-                path.unlink(missing_ok=True)  # another process may have been here
+        wanted = {tap: f"tap_{tap}" for tap in (*self.taps, self.target.n_layers)}
+        kept = read_kept(path, {*wanted.values(), "log_z"}, str(self.target.device))
+        if kept is not None:
+            feature = torch.cat([kept[wanted[tap]] for tap in self.taps], -1)
+            return Observed(feature, kept[wanted[self.target.n_layers]], kept["log_z"])
         seen = observe(self.target, token, self.taps)
-        tensors = {field.name: getattr(seen, field.name).contiguous() for field in fields(seen)}
-        if self.taps == (self.target.n_layers,):  # then the feature is the hidden state
-            del tensors["feature"]
-        write_tensors(path, tensors)
+        parts = [part.contiguous() for part in seen.feature.split(self.target.hidden_size, -1)]
+        tensors = dict(zip((wanted[tap] for tap in self.taps), parts))
+        tensors |= {wanted[self.target.n_layers]: seen.hidden.contiguous(), "log_z": seen.log_z}
+        write_tensors(path, (read_kept(path, None, "cpu") or {}) | tensors)
         return seen
+
+
+def read_kept(path: Path, names: set[str] | None, device: str) -> dict[str, Tensor] | None:
+    """The named tensors of a file, or all of them; None if it is not there, damaged, or lacks one."""
+    if not path.is_file():
+        return None
+    try:
+        with safe_open(path, "pt", device=device) as file:
+            there = set(file.keys())
+            if names is not None and not names <= there:
+                return None
+            return {name: file.get_tensor(name) for name in (there if names is None else names)}
+    except SafetensorError:  # damaged, by a crashed disk say: what it held can be had again
+        path.unlink(missing_ok=True)  # another process may have been here
+        return None

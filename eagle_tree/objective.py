@@ -70,12 +70,22 @@ def law_at(target: Target, hidden: Tensor, log_z: Tensor, token: Tensor | None =
         return (target.apply_head(hidden, token).float() - log_z[:, None]).exp()
 
 
-def learnt_law(
-    target: Target, batch: Batch, start: int, rows: int, token: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Which of `rows` columns from `start` on are learnt, `[B, rows] bool`, and the target's laws there, `[n, v]`."""
-    learnt, hidden, log_z = (batch.shift(name, start, rows) for name in ("learnt", "hidden", "log_z"))
-    return learnt, law_at(target, hidden[learnt], log_z[learnt], token)
+class Laws:
+    """The target's laws at a batch's learnt positions, computed once and read at every depth.
+
+    Args:
+        token: `[v]`, the draft vocabulary; None for all tokens.
+    """
+
+    def __init__(self, target: Target, batch: Batch, token: Tensor | None = None):
+        self.learnt = batch.learnt
+        self.place = batch.learnt.flatten().cumsum(0).view_as(batch.learnt) - 1  # row of `law`, where learnt
+        self.law = law_at(target, batch.hidden[batch.learnt], batch.log_z[batch.learnt], token)
+
+    def at(self, start: int, rows: int) -> tuple[Tensor, Tensor]:
+        """Which of `rows` columns from `start` on are learnt, `[B, rows] bool`, and the laws there, `[n, v]`."""
+        learnt = self.learnt[:, start : start + rows]
+        return learnt, self.law[self.place[:, start : start + rows][learnt]]
 
 
 @dataclass(frozen=True)
@@ -213,6 +223,7 @@ class Eagle3(Objective):
         keys: list[Tensor] = []
         values: list[Tensor] = []
         losses, read, laws = [], [], []
+        known = Laws(self.target, batch, draft_tokens)
         steps = len(self.depth_weight)
         rows = batch.token.shape[1] - steps  # every row has a true token and law at every step
         state = self.head.feature(batch.feature.to(dtype))[:, :rows]
@@ -226,7 +237,7 @@ class Eagle3(Objective):
 
             token = batch.shift("token", 1 + step, rows)
             state = self.head.step(embedding[token].to(dtype), state, position, attend)
-            learnt, law = learnt_law(self.target, batch, 1 + step, rows, draft_tokens)
+            learnt, law = known.at(1 + step, rows)
             logits = self.head.lm_head(self.head.norm(state[learnt])).float()
             loss = logits.new_zeros(logits.shape[0])
             if self.cross_entropy:
@@ -291,7 +302,7 @@ class Eagle(Objective):
 
         embedding = self.target.embedding[batch.token[:, 1:]].to(feature.dtype)
         predicted = self.head.step(embedding, self.noised(feature, batch.seeds)[:, :rows], position, attend)
-        learnt, law = learnt_law(self.target, batch, 1, rows)
+        learnt, law = Laws(self.target, batch).at(1, rows)
         predicted, true = predicted[learnt], feature[:, 1:][learnt]
         loss = self.feature_weight * feature_distance(predicted, true)
         logits = self.target.apply_head(predicted.to(self.target.dtype)).float()
@@ -350,11 +361,12 @@ class Medusa(Objective):
 
     def forward(self, batch: Batch) -> Sums:
         losses, read, laws = [], [], []
+        known = Laws(self.target, batch)
         depths = len(self.depth_weight)
         rows = batch.token.shape[1] - depths
         states = self.head(batch.feature[:, :rows].to(next(self.head.parameters()).dtype))
         for depth in range(depths):
-            learnt, law = learnt_law(self.target, batch, 1 + depth, rows)
+            learnt, law = known.at(1 + depth, rows)
             logits = self.target.apply_head(states[depth][learnt].to(self.target.dtype)).float()
             losses.append(soft_cross_entropy(logits, law))
             read.append(logits.detach())

@@ -35,6 +35,8 @@ class TrainSettings:
         sequences_per_step: batch size in sequences, over all processes.
         max_length: sequences are cut there, in tokens.
         learning_rate, warmup_steps, weight_decay, clip: of AdamW (betas 0.9, 0.95), with cosine decay to 2 %.
+        learnt_share: share of the learnt positions that one step draws: over a large vocabulary, laws and logits are
+            the dearest part, and neighbouring positions have much in common.
         precision: multiply in float32 or bfloat16 (weights stay fp32); auto times both.
         seed: of the data order and of feature noise.
     """
@@ -46,6 +48,7 @@ class TrainSettings:
     warmup_steps: int = 50
     weight_decay: float = 0.0
     clip: float = 0.5
+    learnt_share: float = 1.0
     precision: str = "auto"
     seed: int = 0
 
@@ -55,6 +58,8 @@ class TrainSettings:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         if not self.learning_rate > 0:
             raise ValueError(f"learning_rate={self.learning_rate} must be above 0")
+        if not 0 < self.learnt_share <= 1:
+            raise ValueError(f"learnt_share={self.learnt_share} is outside 0…1 (0 excluded)")
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision={self.precision!r} is not one of {', '.join(PRECISIONS)}")
 
@@ -95,6 +100,13 @@ def examples(sequences: list, max_length: int, ending: frozenset[int] = frozense
         if int(learnt.sum()) > FEWEST_LEARNT:
             made.append(Example(token, learnt, index))
     return made
+
+
+def drawn(learnt: Tensor, share: float, seed: int) -> Tensor:
+    """Of the positions `learnt [T]`, each kept with probability `share`: a function of the text and its seed alone."""
+    if share == 1:
+        return learnt
+    return learnt & (torch.rand(learnt.shape, generator=torch.Generator().manual_seed(seed)) < share)
 
 
 def token_counts(sequences: list, vocab_size: int) -> Tensor:
@@ -196,7 +208,7 @@ class Trainer:
         mine = chosen[share]
         batch = make_batch(
             [example.token for example in mine],
-            [example.learnt for example in mine],
+            [drawn(example.learnt, self.settings.learnt_share, seed) for example, seed in zip(mine, seeds[share])],
             [self.store.read(example.token) for example in mine],
             seeds[share],
         )

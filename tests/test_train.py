@@ -17,7 +17,7 @@ from eagle_tree.drafter.medusa import MedusaConfig, MedusaHeads
 from eagle_tree.features import FeatureStore, observe
 from eagle_tree.objective import Eagle, Eagle3, Medusa, initial_eagle, initial_eagle3, make_batch
 from eagle_tree.target import Target
-from eagle_tree.train import Example, Trainer, TrainSettings, batches, examples, token_counts
+from eagle_tree.train import Example, Trainer, TrainSettings, batches, drawn, examples, token_counts
 
 DRAFT_TOKENS = torch.arange(0, VOCAB, 3)  # 21 of the 61 tokens
 
@@ -74,6 +74,16 @@ def corpus(count: int = 8) -> list[Example]:
     """Examples of different lengths."""
     texts = [[(7 * i + 3 * i * i + 5 * k) % VOCAB for i in range(12 + 3 * (k % 4))] for k in range(count)]
     return [example(text, range(2, len(text))) for text in texts]
+
+
+def test_a_share_of_the_learnt_positions_is_drawn_by_the_texts_own_seed():
+    """Of 10,000 learnt positions a quarter is 2,500 ± 4 · 43; what is not learnt is never drawn."""
+    learnt = torch.arange(12_000) >= 2_000
+    quarter = drawn(learnt, 0.25, seed=3)
+    assert 2_327 <= int(quarter.sum()) <= 2_673 and not quarter[:2_000].any()
+    assert torch.equal(quarter, drawn(learnt, 0.25, seed=3))
+    assert not torch.equal(quarter, drawn(learnt, 0.25, seed=4))
+    assert torch.equal(drawn(learnt, 1.0, seed=3), learnt)
 
 
 def test_batches_are_a_function_of_seed_and_step():
@@ -188,6 +198,15 @@ def test_a_step_reports_means_over_positions(single):
     }
 
 
+def test_a_step_learns_the_share_that_it_draws(single):
+    """Those that seed 0 draws: the loss is that of a text in which only they are learnt."""
+    (text, *_) = corpus(1)
+    share = new_trainer(single, replace(SETTINGS, learnt_share=0.5)).train_step([text])
+    marked = replace(text, learnt=drawn(text.learnt, 0.5, seed=0))
+    assert 0 < int(marked.learnt.sum()) < int(text.learnt.sum())
+    assert share == new_trainer(single).train_step([marked])
+
+
 def test_a_nan_loss_is_raised_with_its_batch_and_leaves_the_weights(single):
     """And the next sound step is the one that would have been taken without the broken one."""
     data = [replace(one, index=10 + place) for place, one in enumerate(corpus(4))]
@@ -248,7 +267,16 @@ def test_what_is_read_back_is_what_was_said(single, tmp_path):
             seen = store.read(text)
             for name in ("feature", "hidden", "log_z"):
                 assert torch.equal(getattr(seen, name), getattr(said, name))
-    assert len(list(tmp_path.iterdir())) == 2  # other taps, another folder
+
+
+def test_heads_of_different_taps_share_what_the_target_said(single, monkeypatch, tmp_path):
+    """Taps 2, 1, then the last state alone, then 1 and 3, then 3, 2, 1: the target is asked for the first and third."""
+    asked = []
+    monkeypatch.setattr(features, "observe", lambda *arguments: asked.append(arguments[-1]) or observe(*arguments))
+    text = corpus(1)[0].token
+    for taps in ((2, 2, 1), (4,), (1, 3), (3, 2, 1)):
+        assert torch.equal(FeatureStore(single, taps, tmp_path).read(text).feature, observe(single, text, taps).feature)
+    assert asked == [(2, 2, 1), (1, 3)]
 
 
 def test_a_damaged_feature_file_is_made_again(single, tmp_path):
@@ -322,6 +350,7 @@ def test_each_step_runs_at_its_rate(single):
         (dict(sequences_per_step=0), "sequences_per_step=0 must be at least 1"),
         (dict(max_length=0), "max_length=0 must be at least 1"),
         (dict(precision="half"), "precision='half' is not one of auto, float32, bfloat16"),
+        (dict(learnt_share=0.0), r"learnt_share=0.0 is outside 0…1 \(0 excluded\)"),
         (dict(learning_rate=0.0), "learning_rate=0.0 must be above 0"),
         (dict(learning_rate=math.nan), "learning_rate=nan must be above 0"),
     ],
