@@ -50,9 +50,7 @@ def bench(config: DictConfig) -> dict[str, Any]:
     if not prompts:
         raise ValueError("data: no prompts to decode")
     target = common.build_target(config.target)
-    here = {**common.machine(target), "greedy": sampling.greedy}
-    for policy in policies.values():
-        policy.check_machine(here)
+    common.check_made_for(policies.values(), target, sampling)
     drafter = common.build_drafter(config.drafter, target)
     prompts = [(prompt, target.encode_chat(list(prompt.messages))) for prompt in prompts]
     requests = [(prompt.id, ids) for prompt, ids in prompts]

@@ -171,6 +171,13 @@ def check_requests(
                 raise ValueError(f"prompt {prompt_id}: {error}") from None
 
 
+def check_made_for(policies: Iterable[Policy], target: Target, sampling: Sampling) -> None:
+    """Raise ValueError for a policy whose cost table or calibration was measured on something else."""
+    here = {**machine(target), "greedy": sampling.greedy}
+    for policy in policies:
+        policy.check_machine(here)
+
+
 def new_run_folder(config: DictConfig, verb: str) -> Path:
     """Where a run writes: `run` if given, else a name that two runs of the same second do not share."""
     if config.run is not None:

@@ -42,6 +42,7 @@ def answer(prompt: str | None, config: DictConfig) -> dict[str, Any]:
     policy = common.build_policy(config.policy)
     rule = common.build(config.accept)()
     target = common.build_target(config.target)
+    common.check_made_for([policy], target, sampling)
     drafter = common.build_drafter(config.drafter, target)
     messages = [{"role": "system", "content": config.system}] if config.system else []
     ids = target.encode_chat([*messages, {"role": "user", "content": str(prompt)}])

@@ -14,6 +14,7 @@ import pytest
 
 from eagle_tree.apps import common
 from eagle_tree.apps.common import build_target
+from eagle_tree.cost import CostTable
 from eagle_tree.record import read_run
 
 SMALL = ["data.limit=2", "max_new_tokens=12", "policy.budget=8", "policy.top_k=3", "policy.depth=2"]
@@ -148,6 +149,24 @@ def test_a_mistake_is_named_before_any_work(tmp_path, call, arguments, named):
     assert status not in (0, None)
     assert named in errors
     assert "Traceback" not in errors
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["bench", "policy=rate_optimal", "policy.budget=4"],
+        ["generate", "Why is the sky blue?", "policy=rate_optimal", "policy.budget=4"],
+        ["evaluate", "policies=[{policy: rate_optimal, budget: 4}]"],
+    ],
+)
+def test_a_cost_table_of_another_machine_is_refused(tmp_path, call, arguments):
+    rows = [{"stage": "verify", "n": n, "context": 9, "batch": 1, "repeats": 3} for n in (1, 5)]
+    points = pd.DataFrame(rows).assign(seconds=1.0, low=1.0, high=1.0)
+    CostTable(points, 0.0, 0.0, 0.0, {"device": "an abacus", "dtype": "float32", "threads": 10}).save(tmp_path / "cost")
+    status, _, errors = call(*arguments)
+    assert status not in (0, None)
+    assert "device 'an abacus' there" in errors and "Traceback" not in errors
     assert not (tmp_path / "runs").exists()
 
 
