@@ -23,7 +23,8 @@ from eagle_tree.drafter.eagle import EagleConfig, EagleDrafter, EagleHead, check
 from eagle_tree.drafter.medusa import MedusaConfig, MedusaDrafter, MedusaHeads
 from eagle_tree.files import write_json, write_tensors
 
-BUNDLED = Path(__file__).parent / "assets" / "smollm2-135m-eagle3"
+BUNDLED = {kind: Path(__file__).parent / "assets" / f"smollm2-135m-{kind}" for kind in ("eagle3", "eagle2", "medusa")}
+"""The heads that ship with the package, by kind."""
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin", "medusa_lm_head.safetensors", "medusa_lm_head.pt")
 """Where weights are looked for, in this order."""
 LAYER_NAMES = {"eagle3": "midlayer", "eagle": "layers.0"}
@@ -225,13 +226,18 @@ def build_medusa(weights: dict[str, Tensor], target, dtype: torch.dtype, source:
     return MedusaDrafter(heads, target.n_layers, target.apply_head)
 
 
-def load_bundled(target, dtype: torch.dtype | None = None) -> EagleDrafter:
-    """The head that ships with the package, for the bundled target only (its config names that one).
+def load_bundled(target, kind: str = "eagle3", dtype: torch.dtype | None = None) -> Drafter:
+    """A drafter that ships with the package, for the bundled target only (its config names that one).
+
+    Args:
+        kind: eagle3, eagle2 or medusa.
 
     Raises:
-        ValueError: the target is another model.
+        ValueError: another kind; the target is another model.
     """
-    return load_eagle(BUNDLED, target, dtype)
+    if kind not in BUNDLED:
+        raise ValueError(f"kind={kind!r} is not one of the bundled drafters: {', '.join(BUNDLED)}")
+    return load_drafter(BUNDLED[kind], target, dtype)
 
 
 def random_eagle(target, seed: int = 0) -> EagleDrafter:

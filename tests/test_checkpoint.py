@@ -15,7 +15,15 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig
 
 from eagle_tree.apps import common
-from eagle_tree.checkpoint import load_drafter, load_eagle, load_medusa, random_eagle, save_eagle, save_medusa
+from eagle_tree.checkpoint import (
+    load_bundled,
+    load_drafter,
+    load_eagle,
+    load_medusa,
+    random_eagle,
+    save_eagle,
+    save_medusa,
+)
 from eagle_tree.drafter.eagle import EagleConfig, EagleDrafter, EagleHead, published_taps
 from eagle_tree.drafter.medusa import MedusaConfig, MedusaDrafter, MedusaHeads
 from eagle_tree.noise import Noise
@@ -590,3 +598,14 @@ def test_the_configuration_of_a_drafter_builds_it(tmp_path, target, name, kind):
     assert fields["folder"] == "???"
     drafter = common.build_drafter(OmegaConf.create({**fields, "folder": str(tmp_path)}), target)
     assert isinstance(drafter, MedusaDrafter if kind == "medusa" else EagleDrafter)
+
+
+@pytest.mark.parametrize("kind", ["eagle3"])
+def test_a_bundled_drafter_is_refused_by_another_target(target, kind):
+    with pytest.raises(ValueError, match=r"was trained for smollm2-135m .* not for tiny-llama"):
+        load_bundled(target, kind)
+
+
+def test_an_unknown_bundled_drafter_is_named(target):
+    with pytest.raises(ValueError, match="kind='eagle4' is not one of the bundled drafters: eagle3, eagle2, medusa"):
+        load_bundled(target, "eagle4")
