@@ -188,7 +188,11 @@ class Trainer:
             raise ValueError(f"max_length={settings.max_length} must exceed the objective's depths + 8 = {shortest}")
         self.objective = self.accelerator.prepare_model(objective, device_placement=False)
         self.optimizer = torch.optim.AdamW(
-            self.head.parameters(), settings.learning_rate, betas=(0.9, 0.95), weight_decay=settings.weight_decay
+            self.head.parameters(),
+            settings.learning_rate,
+            betas=(0.9, 0.95),
+            weight_decay=settings.weight_decay,
+            fused=True,  # a quarter of the time on a CPU
         )
         self.precision = settings.precision
         if self.precision == "auto":
