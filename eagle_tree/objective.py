@@ -15,7 +15,7 @@ positions, whatever the padding and however many processes share the batch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -201,21 +201,24 @@ class Eagle3(Objective):
 
         Args:
             counts: `[V]`, how often the corpus's answers say each token; the most frequent make the draft vocabulary.
-            initial: `target` (its last layer, norm and head rows), `random`, or the folder of a head to go on from.
+            initial: `target` (its last layer, norm and head rows), `random`, or the folder of a head to go on from. Of
+                the corpus's frequent tokens, those that it could not propose start at the target's head rows.
             taps: None is the published choice.
         """
         if not 1 <= draft_vocab_size <= target.vocab_size:
             raise ValueError(f"draft_vocab_size={draft_vocab_size} is outside 1…{target.vocab_size}")
         taps = tuple(taps or published_taps("eagle3", target.n_layers))
+        chosen = frequent_tokens(counts, draft_vocab_size).to(target.device)
         if initial in ("target", "random"):
-            chosen = frequent_tokens(counts, draft_vocab_size).to(target.device)
             return cls(target, initial_eagle3(target, chosen, taps, initial == "random"), **terms)
         head = load_head(initial, target, EagleHead)
-        if (head.config.kind, head.config.draft_vocab_size, head.config.taps) != ("eagle3", draft_vocab_size, taps):
+        if (head.config.kind, head.config.taps) != ("eagle3", taps):
             raise ValueError(
-                f"initial={initial} is an {head.config.kind} head with draft_vocab_size={head.config.draft_vocab_size} "
-                f"and taps={list(head.config.taps)}, not an eagle3 head with {draft_vocab_size} and {list(taps)}"
+                f"initial={initial} is an {head.config.kind} head with taps={list(head.config.taps)}, not an eagle3 "
+                f"head with {list(taps)}"
             )
+        if not torch.equal(chosen, head.draft_to_target):
+            head = with_draft_vocab(head, target, chosen)
         return cls(target, head, **terms)
 
     def forward(self, batch: Batch) -> Sums:
@@ -406,6 +409,20 @@ def load_head(folder: str, target: Target, kind: type[nn.Module]) -> Any:
     if not isinstance(head, kind):
         raise ValueError(f"initial={folder} holds {type(head).__name__}, not {kind.__name__}")
     return head
+
+
+def with_draft_vocab(head: EagleHead, target: Target, token: Tensor) -> EagleHead:
+    """The same head for the draft vocabulary `token [v]` (ascending): rows of tokens it lacked are the target's."""
+    changed = EagleHead(replace(head.config, draft_vocab_size=token.shape[0])).to(token.device, head.fc.weight.dtype)
+    kept = {name: tensor for name, tensor in head.state_dict().items() if name not in ("lm_head.weight", "d2t", "t2d")}
+    changed.load_state_dict(kept, strict=False)
+    with torch.no_grad():
+        rows = target.model.get_output_embeddings().weight.to(head.lm_head.weight.dtype, copy=True)
+        rows[head.draft_to_target] = head.lm_head.weight
+        changed.lm_head.weight.copy_(rows[token])
+    if changed.config.has_draft_vocab:
+        changed.set_draft_vocab(token)
+    return changed
 
 
 def initial_eagle3(target: Target, draft_tokens: Tensor, taps: tuple[int, ...], random: bool = False) -> EagleHead:

@@ -416,9 +416,29 @@ def test_a_random_start_knows_nothing_of_the_target(single):
 def test_a_head_goes_on_from_a_folder(single, tmp_path):
     head = random_head(single)
     save_eagle(tmp_path, head, torch.float32)
-    objective = Eagle3.build(single, torch.ones(VOCAB), initial=str(tmp_path), draft_vocab_size=21)
+    counts = torch.zeros(VOCAB)
+    counts[head.draft_to_target] = 1  # the corpus says what the head can propose
+    objective = Eagle3.build(single, counts, initial=str(tmp_path), draft_vocab_size=21)
     for name, tensor in head.state_dict().items():
         assert torch.equal(objective.head.state_dict()[name], tensor), name
+
+
+@pytest.mark.parametrize("size", [3, VOCAB])
+def test_a_head_that_goes_on_learns_the_tokens_that_are_frequent_now(single, tmp_path, size):
+    """It could propose 0, 3, 6, …; now 3, 4, 6, or everything. What it knew of 3 and 6 it still knows."""
+    head = random_head(single)
+    save_eagle(tmp_path, head, torch.float32)
+    counts = torch.zeros(VOCAB)
+    counts[[3, 4, 6]] = 1
+    changed = Eagle3.build(single, counts, initial=str(tmp_path), draft_vocab_size=size).head
+    tokens = changed.draft_to_target.tolist()
+    assert tokens == ([3, 4, 6] if size == 3 else list(range(VOCAB)))
+    for row, token in enumerate(tokens):
+        known = token in head.draft_to_target.tolist()
+        source = head.lm_head.weight[token // 3] if known else single.model.get_output_embeddings().weight[token]
+        assert torch.equal(changed.lm_head.weight[row], source)
+    assert torch.equal(changed.midlayer.mlp.up_proj.weight, head.midlayer.mlp.up_proj.weight)
+    assert torch.equal(changed.fc.weight, head.fc.weight)
 
 
 @pytest.mark.parametrize(
@@ -445,8 +465,7 @@ def test_objectives_name_what_is_wrong(single, build, fields, complaint):
 @pytest.mark.parametrize(
     ("build", "fields", "complaint"),
     [
-        (Eagle3.build, dict(draft_vocab_size=20), "draft_vocab_size=21 and taps"),
-        (Eagle3.build, dict(draft_vocab_size=21, taps=[0, 1, 2]), "draft_vocab_size=21 and taps"),
+        (Eagle3.build, dict(draft_vocab_size=21, taps=[0, 1, 2]), r"not an eagle3 head with \[0, 1, 2\]"),
         (Eagle.build, {}, "is an eagle3 head, not an EAGLE-1/2 one"),
         (Medusa.build, {}, "holds EagleHead, not MedusaHeads"),
     ],
