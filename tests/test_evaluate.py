@@ -34,7 +34,7 @@ from eagle_tree.evaluate import (
     text_settings,
 )
 from eagle_tree.noise import Noise
-from eagle_tree.policy import Autoregressive, Chain, Eagle2, Policy, Static
+from eagle_tree.policy import Accuracy, Autoregressive, Chain, Eagle2, Policy, Static
 from eagle_tree.tree import Draft, Frontier, GrowingTree, Tree
 from eagle_tree.warp import Sampling
 
@@ -503,6 +503,10 @@ def test_the_verb_reports_tables_and_a_figure(tiny_verb, target, tmp_path):
         pd.read_parquet(folder / f"{name}.parquet") for name in ("hits", "bins", "passes", "prompts")
     )
     assert len(hits) == 3 * 3 * 8
+    accuracy = Accuracy.load(folder / "accuracy.json")
+    assert accuracy.positions == [45, 42, 39]
+    assert accuracy.by_depth()[:, 0].tolist() == pytest.approx(result["n_alpha"])
+    assert accuracy.about["temperature"] == 0 and accuracy.about["texts"] == 3
     assert bins["count"].sum() == 8 * 3 * (15 + 14 + 13)
     assert rows.groupby("policy").emitted.sum().eq(45).all()
     assert texts.drafted.tolist() == [15, 15, 15]
@@ -511,6 +515,17 @@ def test_the_verb_reports_tables_and_a_figure(tiny_verb, target, tmp_path):
     again = json.loads(tiny_verb(policies, "depths=3", "texts=texts.parquet")[1].strip().splitlines()[-1])
     assert {**again, "run": "here"} == result
     assert "already holds an evaluation" in tiny_verb("run=here")[2]
+
+
+def test_the_verb_makes_trees_of_its_own_accuracies_and_changes_policies_inside_others(tiny_verb, tmp_path):
+    assert tiny_verb("policies=[]", "depths=3", "run=here", "texts=texts.parquet")[0] == 0
+    policies = [f"{{policy:{name},accuracy:here/accuracy.json,budget:2}}" for name in ("medusa", "sequoia")]
+    policies += ["{policy:depth_stop,policy.budget:3,policy.top_k:2}"]
+    status, _, errors = tiny_verb(f"policies=[{','.join(policies)}]", "depths=1", "texts=texts.parquet", "run=trees")
+    assert status == 0, errors
+    rows = pd.read_parquet(tmp_path / "trees" / "passes.parquet")
+    assert rows.groupby("policy", sort=False).n_nodes.max().tolist() == [2, 2, 3]
+    assert "depth_stop(policy.budget=3,policy.top_k=2)" in rows.policy.unique()
 
 
 def test_the_verb_without_policies_judges_the_drafter_alone(tiny_verb, tmp_path):
@@ -529,6 +544,11 @@ def test_the_verb_without_policies_judges_the_drafter_alone(tiny_verb, tmp_path)
         (["policies=[{policy:eagle2,bugdet:3}]"], "policies: policy 'eagle2' has no field 'bugdet'"),
         (["policies=[{budget:3}]"], "policies: {'budget': 3} is neither"),
         (["policies=[{policy:eagle2,top_k:900}]"], "top_k=900"),
+        (["policies=[{policy:depth_stop,policy.bugdet:3}]"], "policy 'depth_stop' has no field 'policy.bugdet'"),
+        (["policies=[{policy:depth_stop,police.budget:3}]"], "policy 'depth_stop' has no field 'police.budget'"),
+        (["policies=[{policy:depth_stop,policy.budget:0}]"], "budget=0"),
+        (["policies=[{policy:medusa,accuracy:none.json}]"], "accuracy='none.json'"),
+        (["policies=[{policy:sequoia,budget:null}]"], "budget=None and cost=None"),
         (["data=none", "~data.path", "+data.path=null"], "data: no prompts"),
         (["max_new_tokens=9000"], "context of 256"),
         (["max_new_tokens=1"], "max_new_tokens=1"),

@@ -126,7 +126,8 @@ def listed_policies(config: DictConfig, option: str) -> dict[str, Policy]:
     """Policies by label, of a list option such as bench's `compare`.
 
     An entry is the name of a yaml in conf/policy, or a mapping of `policy` (such a name) and fields
-    that differ from the yaml's: `compare=[autoregressive,{policy:eagle2,budget:8}]`.
+    that differ from the yaml's: `compare=[autoregressive,{policy:eagle2,budget:8}]`. A dot leads into the policy
+    inside another: `{policy:calibrated,policy.budget:24}`.
     """
     return dict(listed_policy(entry, option) for entry in OmegaConf.to_container(config, resolve=True)[option])
 
@@ -140,9 +141,11 @@ def listed_policy(entry: str | dict[str, Any], option: str) -> tuple[str, Policy
     changes = {field: value for field, value in entry.items() if field != "policy"}
     config = named_policy(entry["policy"], option)
     for field, value in changes.items():
-        if field not in config:
+        outer, _, name = field.rpartition(".")
+        fields = OmegaConf.select(config, outer) if outer else config
+        if not isinstance(fields, DictConfig) or name not in fields:
             raise ValueError(f"{option}: policy {entry['policy']!r} has no field {field!r}")
-        config[field] = value
+        fields[name] = value
     label = ",".join(f"{field}={value}" for field, value in changes.items())
     return f"{entry['policy']}({label})", build_policy(config)
 

@@ -2,7 +2,7 @@
 
 The target answers every prompt once (or its answers are read from `texts`), and reads each answer once. Then
 only the drafter runs: hit rates by depth of self-feeding, the calibration of its confidences, and the tokens
-per pass that policies would reach with it.
+per pass that policies would reach with it. `accuracy.json` is what `policy=medusa` and `policy=sequoia` read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from eagle_tree.drafter.base import Drafter
 from eagle_tree.evaluate import Text, answered, check_candidates, covered, follow, measure, read
 from eagle_tree.files import write_json, write_table
 from eagle_tree.noise import Noise
-from eagle_tree.policy import Autoregressive, Policy
+from eagle_tree.policy import Accuracy, Autoregressive, Policy
 from eagle_tree.record import PASS_SCHEMA
 from eagle_tree.target import Target
 from eagle_tree.warp import Sampling
@@ -75,6 +75,7 @@ def evaluate(config: DictConfig) -> dict[str, Any]:
         write_table(pa.Table.from_pandas(table, schema, preserve_index=False), folder / f"{name}.parquet")
     result = report(tables, folder)
     about = {**common.provenance(target, config), "wall_s": time.perf_counter() - started, "result": result}
+    accuracy_of(tables["hits"], config, about).save(folder / "accuracy.json")
     write_json(folder / "evaluation.json", about, default=str)
     return {key: value for key, value in result.items() if key not in ("depths", "calibration_error_by_depth")}
 
@@ -110,6 +111,16 @@ def judge(
     tables = {"hits": pd.concat(hits, ignore_index=True), "bins": pd.concat(bins, ignore_index=True)}
     columns = PASS_SCHEMA.names
     return {**tables, "passes": pd.DataFrame(passes, columns=columns), "prompts": pd.DataFrame(prompts)}
+
+
+def accuracy_of(hits: pd.DataFrame, config: DictConfig, about: dict[str, Any]) -> Accuracy:
+    """Acceptance by depth and rank, summed over prompts; depths that no text reached are left out."""
+    sums = hits.groupby(["depth", "rank"])[["positions", "probability"]].sum()
+    positions = sums.positions.unstack()[0]
+    accepted = sums.probability.unstack()[positions > 0]
+    measured = {"temperature": config.temperature, "texts": hits.prompt_id.nunique()}
+    measured |= {key: about[key] for key in ("target_fingerprint", "dtype", "commit")}
+    return Accuracy(positions[positions > 0].tolist(), accepted.to_numpy().tolist(), measured)
 
 
 def report(tables: dict[str, pd.DataFrame], folder: Path) -> dict[str, Any]:

@@ -3,12 +3,14 @@
 from eagle_tree.policy.base import Autoregressive, Policy
 from eagle_tree.policy.calibrated import Calibrated
 from eagle_tree.policy.dynamic import BestFirst, Eagle2, OptTree, Talon, greedy_closed
-from eagle_tree.policy.fixed import Chain, Static, medusa, sequoia, specinfer
+from eagle_tree.policy.fixed import Chain, Static, specinfer
 from eagle_tree.policy.hindsight import hindsight
+from eagle_tree.policy.measured import Accuracy, medusa, medusa_from_file, sequoia, sequoia_from_file, sequoia_sized
 from eagle_tree.policy.rate import RateOptimal
 from eagle_tree.policy.stops import ConfidenceStop, DepthStop, EntropyStop
 
 __all__ = [
+    "Accuracy",
     "Autoregressive",
     "BestFirst",
     "Calibrated",
@@ -25,6 +27,9 @@ __all__ = [
     "greedy_closed",
     "hindsight",
     "medusa",
+    "medusa_from_file",
     "sequoia",
+    "sequoia_from_file",
+    "sequoia_sized",
     "specinfer",
 ]

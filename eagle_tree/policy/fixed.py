@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
 from itertools import groupby, product
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from eagle_tree.policy.base import Policy, check_at_least_one, check_count
+from eagle_tree.policy.base import Policy, check_at_least_one
 from eagle_tree.tree import Draft, Frontier, GrowingTree
 
 
@@ -129,124 +127,3 @@ def specinfer(branching: Sequence[int]) -> Static:
     if not widths or not all(isinstance(width, int) and not isinstance(width, bool) and width >= 1 for width in widths):
         raise ValueError(f"specinfer: branching={branching!r} must be a list of integers >= 1, one a level")
     return Static([path for depth in range(len(widths)) for path in product(*map(range, widths[: depth + 1]))])
-
-
-def medusa(accuracy: Sequence[Sequence[float]], budget: int = 63) -> Static:
-    """Medusa's calibrated tree (Cai et al., arXiv 2401.10774, §3.3): greedily, nodes of largest product of accuracies.
-
-    A node's value is the product of the measured accuracies of its head and rank along its path. A product never
-    exceeds its prefix's, so the greedy choice is the `budget` best paths of all, and they are closed.
-
-    Args:
-        accuracy: `[D, K]`, how often candidate k of depth d is right given that its parent is.
-        budget: N; fewer if fewer paths have a chance.
-
-    Raises:
-        ValueError: accuracies outside 0…1, rows of different lengths, no path of positive value.
-    """
-    table = np.array(checked_rates("medusa: accuracy", accuracy, 2))
-    check_count("medusa: budget", budget)
-    chosen: list[tuple[int, ...]] = []
-    waiting = [(-value, 1, (rank,)) for rank, value in enumerate(table[0]) if value > 0]
-    heapify(waiting)
-    while waiting and len(chosen) < budget:
-        value, depth, path = heappop(waiting)
-        chosen.append(path)
-        if depth < len(table):
-            for rank, rate in enumerate(table[depth]):
-                if rate > 0:
-                    heappush(waiting, (value * rate, depth + 1, (*path, rank)))
-    if not chosen:
-        raise ValueError("medusa: accuracy holds no first candidate that is ever right")
-    return Static(chosen)
-
-
-@dataclass(frozen=True)
-class SequoiaTable:
-    """Sequoia's dynamic programme (Chen et al., arXiv 2402.12374, §3.1; DESIGN §4).
-
-    Attributes:
-        value: `[D+1, M+1]`, the largest expected tokens of m nodes (the root counted) of depth at most l; -inf where
-            no such tree exists.
-        children: `[D+1, M+1]`, how many children its root has.
-        rest: `[D+1, B+1, M+1]`, nodes that are left to the root and its first b-1 children if it has b.
-    """
-
-    value: np.ndarray
-    children: np.ndarray
-    rest: np.ndarray
-
-    def paths(self, budget: int) -> list[tuple[int, ...]]:
-        """Rank paths of the best tree of `budget` draft nodes."""
-        found, waiting = [], [((), self.value.shape[0] - 1, budget + 1)]
-        while waiting:
-            path, levels, size = waiting.pop()
-            for rank in range(int(self.children[levels, size]), 0, -1):
-                rest = int(self.rest[levels, rank, size])
-                child = (*path, rank - 1)
-                found.append(child)
-                waiting.append((child, levels - 1, size - rest))
-                size = rest
-        return found
-
-
-def sequoia_table(acceptance: Sequence[float], budget: int, depth: int) -> SequoiaTable:
-    """Fill the table for trees of up to `budget` draft nodes and `depth` levels.
-
-    Args:
-        acceptance: `[K]`, P(the rank-b child is the accepted one | its parent was), the sum at most 1.
-    """
-    rates = checked_rates("sequoia: acceptance", acceptance, 1)
-    if sum(rates) > 1 + 1e-9:
-        raise ValueError(f"sequoia: acceptance sums to {sum(rates):.3f}: of all children at most one is accepted")
-    check_count("sequoia: budget", budget)
-    check_count("sequoia: depth", depth)
-    sizes, width = budget + 1, min(len(rates), budget)
-    alone = np.full(sizes + 1, -np.inf)
-    alone[1] = 1.0  # a root without children
-    value, children = np.tile(alone, (depth + 1, 1)), np.zeros((depth + 1, sizes + 1), dtype=np.int64)
-    rest = np.zeros((depth + 1, width + 1, sizes + 1), dtype=np.int64)
-    # given[m, y]: nodes left for the new child if the others keep y of m; 0, which is no tree, above the diagonal
-    given = np.arange(sizes + 1)[:, None] - np.arange(sizes + 1)
-    given[given < 0] = 0
-    for levels in range(1, depth + 1):
-        exact = alone
-        for rank in range(1, width + 1):
-            child = np.full(sizes + 1, -np.inf)  # 0 times -inf would be no number
-            np.multiply(rates[rank - 1], value[levels - 1], out=child, where=np.isfinite(value[levels - 1]))
-            options = exact[None, :] + child[given]
-            rest[levels, rank] = options.argmax(1)
-            exact = options.max(1)
-            better = exact > value[levels]
-            value[levels][better], children[levels][better] = exact[better], rank
-    return SequoiaTable(value, children, rest)
-
-
-def sequoia(acceptance: Sequence[float], budget: int, depth: int) -> Static:
-    """Sequoia's tree of `budget` nodes, at most `depth` deep: the most expected tokens when every node's children are
-    accepted by rank with the same probabilities.
-
-    Raises:
-        ValueError: acceptance is no list of probabilities that sum to at most 1, or no tree of that depth, with as
-            many children a node as there are probabilities, has that many nodes.
-    """
-    table = sequoia_table(acceptance, budget, depth)
-    if not np.isfinite(table.value[-1, -1]):
-        largest = int(np.isfinite(table.value[-1]).sum()) - 1
-        raise ValueError(
-            f"sequoia: budget={budget} must be at most {largest}, the nodes of a full tree of depth {depth} in which "
-            f"a node has {len(acceptance)} children, one for each acceptance probability"
-        )
-    return Static(table.paths(budget))
-
-
-def checked_rates(name: str, rates: Sequence, dimensions: int) -> list:
-    """Probabilities as plain lists, or ValueError unless they have that many dimensions and lie in 0…1."""
-    try:
-        table = np.array(rates, dtype=float)
-    except (TypeError, ValueError):
-        table = np.empty(0)
-    if table.ndim != dimensions or not table.size or not ((table >= 0) & (table <= 1)).all():
-        shape = "a list" if dimensions == 1 else "a table of rows of one length"
-        raise ValueError(f"{name}={rates!r} must be {shape} of probabilities in 0…1")
-    return table.tolist()
