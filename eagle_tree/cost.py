@@ -67,14 +67,19 @@ class CostTable:
         """
         return self.curve("verify", batch, context)
 
-    def draft(self, width: int, context: int) -> float:
+    def draft(self, width: float, context: int) -> float:
         """Seconds of one drafter step over a frontier of `width` nodes; the widest measured one serves wider ones."""
         curve = self.curve("draft", 1, context)
-        return float(curve[min(width, len(curve) - 1)]) if len(curve) else 0.0
+        return float(np.interp(width, np.arange(len(curve)), curve)) if len(curve) else 0.0
 
-    def pass_seconds(self, n_nodes: int, draft_steps: int, width: int, context: int) -> float:
-        """Seconds of a pass that verifies `n_nodes` draft nodes after so many drafter steps, the root's first."""
-        steps = (draft_steps > 0) * self.draft(1, context) + max(0, draft_steps - 1) * self.draft(width, context)
+    def pass_seconds(self, n_nodes: int, draft_steps: int, expanded: int, context: int) -> float:
+        """Seconds of a pass, from the columns of a `PassRow`: one forward, the drafter's steps, and what is fixed.
+
+        The first of `draft_steps` is the root's; the others share the rest of the `expanded` nodes evenly.
+        """
+        steps = self.draft(1, context) if draft_steps else 0.0
+        if draft_steps > 1:
+            steps += (draft_steps - 1) * self.draft((expanded - 1) / (draft_steps - 1), context)
         return float(self.verify(context)[min(n_nodes + 1, self.largest_n)]) + steps + self.fixed
 
     def curve(self, stage: str, batch: int, context: int) -> np.ndarray:

@@ -339,6 +339,7 @@ def pass_row(
         n_nodes=tree.n_nodes,
         depth=host.depth,
         draft_steps=len(growing.levels),
+        expanded=growing.expanded,
         expected_draft=host.expected_draft,
         expected_target=host.expected_target,
         accepted=host.n_accepted,

@@ -231,6 +231,7 @@ def follow(
                 n_nodes=tree.n_nodes,
                 depth=depth,
                 draft_steps=len(growing.levels),
+                expanded=growing.expanded,
                 expected_draft=expected,
                 accepted=accepted,
                 emitted=emitted,

@@ -28,7 +28,8 @@ class PassRow:
     Attributes:
         policy, prompt_id, category, pass_id: which pass.
         context_length: tokens before this pass's root, n; the root stands at position n.
-        n_nodes: N of the verified tree; depth: its deepest node; draft_steps: drafter forwards.
+        n_nodes: N of the verified tree; depth: its deepest node.
+        draft_steps: drafter forwards; expanded: tree nodes they ran over, the root included.
         expected_draft: 1 + sum of exp(score) over the tree; expected_target: 1 + sum of reach.
         accepted: draft tokens the walk accepted, before truncation; emitted: tokens after truncation at the
             end of the sequence or at `max_new_tokens`, the bonus token included.
@@ -46,6 +47,7 @@ class PassRow:
     n_nodes: int
     depth: int
     draft_steps: int
+    expanded: int
     expected_draft: float
     expected_target: float
     accepted: int

@@ -43,10 +43,15 @@ def test_times_between_contexts_lie_on_a_line_and_are_held_beyond():
 
 
 def test_a_pass_is_its_forward_its_drafter_steps_and_what_is_fixed():
-    """Three nodes: T(4) = 4. Three steps: the root's, 0.1, and two over four nodes, 0.3 each. Fixed: 0.5."""
+    """Three nodes: T(4) = 4. Three steps: the root's, 0.1, and two over four nodes each, 0.3. Fixed: 0.5.
+
+    Five nodes in two steps are two and a half each: half the way from 0.1 to 0.3.
+    """
     costs = table(points("verify", {1: 1.0, 4: 4.0}), points("draft", {1: 0.1, 4: 0.3}))
-    assert costs.pass_seconds(n_nodes=3, draft_steps=3, width=4, context=100) == pytest.approx(4 + 0.1 + 0.6 + 0.5)
-    assert costs.pass_seconds(n_nodes=0, draft_steps=0, width=4, context=100) == pytest.approx(1.5)
+    assert costs.pass_seconds(n_nodes=3, draft_steps=3, expanded=9, context=100) == pytest.approx(4 + 0.1 + 0.6 + 0.5)
+    assert costs.pass_seconds(n_nodes=3, draft_steps=3, expanded=6, context=100) == pytest.approx(4 + 0.1 + 0.4 + 0.5)
+    assert costs.pass_seconds(n_nodes=3, draft_steps=1, expanded=1, context=100) == pytest.approx(4 + 0.1 + 0.5)
+    assert costs.pass_seconds(n_nodes=0, draft_steps=0, expanded=0, context=100) == pytest.approx(1.5)
     assert costs.draft(9, 100) == pytest.approx(0.3)  # wider than measured
 
 

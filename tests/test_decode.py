@@ -342,12 +342,12 @@ def test_pass_rows_add_up(target, oracle):
 
 
 def test_tree_sizes_and_draft_steps_are_the_policys(target, oracle):
-    """Eagle2(24, 4, 3): budget 24 of a pool of 4 + 3·16, grown in 4 drafter steps, at most 4 deep."""
+    """Eagle2(24, 4, 3): budget 24 of a pool of 4 + 3·16, grown in 4 drafter steps over 1 + 3·4 nodes, at most 4 deep."""
     for one in generate(target, oracle, Eagle2(24, 4, 3), PROMPT, 20).passes:
-        assert (one.row.n_nodes, one.row.draft_steps) == (24, 4)
+        assert (one.row.n_nodes, one.row.draft_steps, one.row.expanded) == (24, 4, 13)
         assert one.row.depth <= 4
     for one in generate(target, oracle, Chain(5), PROMPT, 20).passes:
-        assert (one.row.n_nodes, one.row.draft_steps, one.row.depth) == (5, 5, 5)
+        assert (one.row.n_nodes, one.row.draft_steps, one.row.expanded, one.row.depth) == (5, 5, 5, 5)
     for one in generate(target, None, Autoregressive(), PROMPT, 20).passes:
         assert (one.row.n_nodes, one.row.draft_steps, one.row.depth, one.row.accepted) == (0, 0, 0, 0)
         assert one.row.expected_draft == one.row.expected_target == 1

@@ -115,7 +115,17 @@ def test_the_passes_along_a_text_are_those_of_decoding(target, policy: Policy, s
     assert len(followed) == len(run.passes)
     left = 23
     for ours, theirs in zip(followed, (one.row for one in run.passes), strict=True):
-        for name in ("policy", "prompt_id", "pass_id", "context_length", "n_nodes", "depth", "draft_steps", "emitted"):
+        for name in (
+            "policy",
+            "prompt_id",
+            "pass_id",
+            "context_length",
+            "n_nodes",
+            "depth",
+            "draft_steps",
+            "expanded",
+            "emitted",
+        ):
             assert getattr(ours, name) == getattr(theirs, name), name
         assert ours.accepted == min(theirs.accepted, left)  # the text ends where decoding was cut
         assert ours.expected_draft == pytest.approx(theirs.expected_draft, abs=1e-9)

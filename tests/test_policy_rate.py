@@ -31,7 +31,8 @@ def star(*confidences: float) -> GrowingTree:
 def passed(accepted: int, steps: int = 2, n_nodes: int = 4):
     """What a policy learns from: a finished pass."""
     emitted = accepted + 1
-    return SimpleNamespace(accepted=accepted, emitted=emitted, draft_steps=steps, n_nodes=n_nodes, context_length=100)
+    row = dict(accepted=accepted, emitted=emitted, draft_steps=steps, expanded=2 * steps, n_nodes=n_nodes)
+    return SimpleNamespace(**row, context_length=100)
 
 
 def chosen(policy: RateOptimal, growing: GrowingTree) -> int:

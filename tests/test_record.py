@@ -22,6 +22,7 @@ ROW = PassRow(
     n_nodes=2,
     depth=1,
     draft_steps=1,
+    expanded=1,
     expected_draft=1.7,
     expected_target=1.25,
     accepted=1,

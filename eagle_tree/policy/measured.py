@@ -240,7 +240,7 @@ def sequoia_sized(
 
     def tokens_per_second(levels: int, budget: int) -> float:
         steps = sum(cost.draft(width, context) for width in widths(table.paths(budget, levels)))
-        return table.value[levels, budget + 1] / (cost.pass_seconds(budget, 0, 1, context) + steps)
+        return table.value[levels, budget + 1] / (cost.pass_seconds(budget, 0, 0, context) + steps)
 
     possible = np.argwhere(np.isfinite(table.value[1:, 2:])) + 1
     levels, budget = max(possible.tolist(), key=lambda size: tokens_per_second(*size))

@@ -107,7 +107,7 @@ class RateOptimal(Policy):
 
     def alone(self, context: int) -> float:
         """Seconds of a pass of autoregressive decoding."""
-        return self.cost.pass_seconds(0, 0, 1, context)
+        return self.cost.pass_seconds(0, 0, 0, context)
 
     @property
     def best_rate(self) -> float:
@@ -156,7 +156,7 @@ class RateOptimal(Policy):
     def observe(self, row) -> None:
         """Learn from a finished pass."""
         self.context = row.context_length + row.emitted
-        seconds = self.cost.pass_seconds(row.n_nodes, row.draft_steps, self.top_k, row.context_length)
+        seconds = self.cost.pass_seconds(row.n_nodes, row.draft_steps, row.expanded, row.context_length)
         self.rate.add(row.accepted + 1, seconds)
         if row.draft_steps == 0:
             self.silence -= 1
