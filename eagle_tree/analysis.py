@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from eagle_tree.calibration import error_of_bins
+from eagle_tree.calibration import NODE_KEYS, error_of_bins, parent_rows, path_sums
+from eagle_tree.cost import CostTable
 
 RESAMPLES = 2000
 INTERVAL = (2.5, 97.5)
@@ -42,6 +43,15 @@ def meter(passes: pd.DataFrame, column: str) -> tuple[float, float]:
     return values.mean(), values.std(ddof=1) / np.sqrt(len(values))
 
 
+def per_prompt(passes: pd.DataFrame, outputs: pd.DataFrame) -> pd.DataFrame:
+    """Sums by policy and prompt_id: passes, emitted, and seconds of decoding, node recording (record_s) taken out."""
+    sums = passes.groupby(["policy", "prompt_id"], sort=False).agg(
+        passes=("pass_id", "size"), emitted=("emitted", "sum"), record_s=("record_s", "sum")
+    )
+    seconds = outputs.set_index(["policy", "prompt_id"])["decode_s"]
+    return sums.assign(seconds=seconds.reindex(sums.index) - sums.record_s).drop(columns="record_s")
+
+
 def summarise(passes: pd.DataFrame, outputs: pd.DataFrame) -> pd.DataFrame:
     """One row a policy, in the order of their first appearance.
 
@@ -49,26 +59,21 @@ def summarise(passes: pd.DataFrame, outputs: pd.DataFrame) -> pd.DataFrame:
         tau, tau_low, tau_high: tokens per pass, prefill's own token excluded, bonus included;
         expected_draft, expected_target, realised: means per pass, before truncation;
         accepted_share: accepted over verified draft nodes;
-        tokens_per_second: tokens of the passes over decoding time, node recording (record_s) taken out;
+        tokens_per_second, tokens_per_second_low, tokens_per_second_high: tokens of the passes over decoding time, node
+        recording (record_s) taken out;
         speedup, speedup_low, speedup_high: against the policy `autoregressive` on the same prompts, paired
         by prompt (NaN without it);
         *_share: of the pass time without recording: target forward, drafter forward, the rest (overhead);
         record_share: recording over that same time;
         acceptance_meter, surprisal_meter (mean, and standard error in *_error).
     """
-    per_prompt = passes.groupby(["policy", "prompt_id"], sort=False).agg(
-        passes=("pass_id", "size"), emitted=("emitted", "sum"), record_s=("record_s", "sum")
-    )
-    seconds = outputs.set_index(["policy", "prompt_id"])["decode_s"]
-    per_prompt["seconds"] = seconds.reindex(per_prompt.index) - per_prompt["record_s"]
-    baseline = None
-    if "autoregressive" in per_prompt.index.get_level_values("policy"):
-        baseline = per_prompt.loc["autoregressive"]
+    sums = per_prompt(passes, outputs)
+    baseline = sums.loc["autoregressive"] if "autoregressive" in sums.index.get_level_values("policy") else None
     rows = []
     for policy, group in passes.groupby("policy", sort=False):
-        prompts = per_prompt.loc[policy]
+        prompts = sums.loc[policy]
         tau, low, high = ratio(prompts, "emitted", "passes")
-        speed, _, _ = ratio(prompts, "emitted", "seconds")
+        speed, slow, fast = ratio(prompts, "emitted", "seconds")
         total = group[["pass_s", "record_s", "target_forward_s", "drafter_forward_s"]].sum()
         busy = total.pass_s - total.record_s
         row = {
@@ -83,6 +88,8 @@ def summarise(passes: pd.DataFrame, outputs: pd.DataFrame) -> pd.DataFrame:
             "realised": group.accepted.mean() + 1,
             "accepted_share": group.accepted.sum() / max(1, group.n_nodes.sum()),
             "tokens_per_second": speed,
+            "tokens_per_second_low": slow,
+            "tokens_per_second_high": fast,
             **dict(zip(("speedup", "speedup_low", "speedup_high"), speedup(prompts, baseline), strict=True)),
             "target_share": total.target_forward_s / busy,
             "drafter_share": total.drafter_forward_s / busy,
@@ -109,6 +116,53 @@ def speedup(prompts: pd.DataFrame, baseline: pd.DataFrame | None) -> tuple[float
         return (float(of(values.sum(0))) if len(values) else float("nan"), float("nan"), float("nan"))
     low, high = np.percentile(of(resampled_sums(values)), INTERVAL)
     return float(of(values.sum(0))), low, high
+
+
+def predicted_speed(passes: pd.DataFrame, cost: CostTable) -> float:
+    """Tokens per second that a cost table gives recorded or followed passes: tokens over the sum of their seconds."""
+    columns = zip(passes.n_nodes, passes.draft_steps, passes.expanded, passes.context_length)
+    return float(passes.emitted.sum() / sum(cost.pass_seconds(*row) for row in columns))
+
+
+def with_ancestry(nodes: pd.DataFrame) -> pd.DataFrame:
+    """A node table with what a node's place in its tree says.
+
+    Columns added:
+        place: 1 for the best node of its pass by (score, depth, index), and so on;
+        weakest: the least confidence of an edge above its own, 1 for children of the root;
+        promised: what the drafter's confidences say is the probability that the node is accepted, exp(score);
+        reach: what the target says (0 or 1 at T = 0).
+    """
+    nodes = nodes.sort_values([*NODE_KEYS, "node"]).reset_index(drop=True)
+    parent = parent_rows(nodes)
+    log_conf, weakest, above = nodes.log_conf.to_numpy(), np.zeros(len(nodes)), parent
+    while (inside := above >= 0).any():
+        weakest[inside] = np.minimum(weakest[inside], log_conf[above[inside]])
+        above = np.where(inside, parent[above], -1)
+    best_first = nodes.sort_values(["score", "depth", "node"], ascending=[False, True, True])
+    return nodes.assign(
+        place=best_first.groupby(NODE_KEYS, sort=False).cumcount() + 1,
+        weakest=np.exp(weakest),
+        promised=np.exp(nodes.score),
+        reach=np.exp(path_sums(nodes.target_log_prob.to_numpy(), parent)),
+    )
+
+
+def node_worth(nodes: pd.DataFrame, by: str) -> pd.DataFrame:
+    """What a draft node of each group is worth, in expected tokens, from `with_ancestry`; in the groups' order.
+
+    Columns:
+        by: the group; node_share: its share of all nodes; promised: mean by the drafter's confidences;
+        reach, reach_low, reach_high: mean by the target; reach_share: its share of all accepted nodes.
+    """
+    rows = []
+    for group, members in nodes.groupby(by, observed=True):
+        prompts = members.groupby("prompt_id", sort=False).agg(nodes=("node", "size"), reach=("reach", "sum"))
+        reach, low, high = ratio(prompts, "reach", "nodes")
+        row = {by: group, "node_share": len(members) / len(nodes), "promised": members.promised.mean()}
+        row |= {"reach": reach, "reach_low": low, "reach_high": high}
+        rows.append({**row, "reach_share": members.reach.sum() / nodes.reach.sum()})
+    return pd.DataFrame(rows)
 
 
 def binned(passes: pd.DataFrame, column: str, bins: int = 8) -> pd.DataFrame:

@@ -342,7 +342,7 @@ def test_pass_rows_add_up(target, oracle):
 
 
 def test_tree_sizes_and_draft_steps_are_the_policys(target, oracle):
-    """Eagle2(24, 4, 3): budget 24 of a pool of 4 + 3·16, grown in 4 drafter steps over 1 + 3·4 nodes, at most 4 deep."""
+    """Eagle2(24, 4, 3): 24 of a pool of 4 + 3·16, grown in 4 drafter steps over 1 + 3·4 nodes, at most 4 deep."""
     for one in generate(target, oracle, Eagle2(24, 4, 3), PROMPT, 20).passes:
         assert (one.row.n_nodes, one.row.draft_steps, one.row.expanded) == (24, 4, 13)
         assert one.row.depth <= 4
