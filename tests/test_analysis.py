@@ -38,8 +38,8 @@ def test_a_speed_up_is_a_ratio_of_sums_over_the_prompts_that_both_have():
 
 def test_a_speed_is_predicted_from_the_columns_of_the_passes():
     """
-    T(1) = 1, T(4) = 4; the root's step 0.1, a step over two nodes 0.2; fixed 0.5. A pass of three nodes after two steps,
-    two nodes expanded in the second: 4 + 0.1 + 0.2 + 0.5; one without a tree: 1.5. Four tokens in 6.3 s.
+    T(1) = 1, T(4) = 4; the root's step 0.1, a step over two nodes 0.2; fixed 0.5. A pass of three nodes after two
+    steps, two nodes expanded in the second: 4 + 0.1 + 0.2 + 0.5; one without a tree: 1.5. Four tokens in 6.3 s.
     """
     costs = table(points("verify", {1: 1.0, 4: 4.0}), points("draft", {1: 0.1, 2: 0.2}))
     recorded = {"n_nodes": [3, 0], "draft_steps": [2, 0], "expanded": [3, 0], "context_length": [100, 103]}

@@ -1,0 +1,90 @@
+"""The sweep's table, its figure, and what recorded nodes say of the field's folklore.
+
+python collect.py WORK      writes results.csv, folklore.csv and figure.png, named after T if it is not 0; those of a
+                            small run into WORK
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pandas as pd
+
+from eagle_tree import analysis, plots
+from eagle_tree.cost import CostTable
+from eagle_tree.record import read_run
+
+DEEP, SHAKY = 3, 0.3
+"""From this depth on a node is deep; below this confidence an edge is shaky."""
+
+
+def family(label: str) -> str:
+    """The policy without its size: `eagle2(budget=8,top_k=4,depth=2)` is `eagle2 top_k=4`."""
+    name = label.split("(")[0]
+    kinds = [kind for kind in ("temperatures", "isotonic", "budget=None") if kind in label]
+    kinds += [f"top_k={width}" for width in (4, 10) if name == "eagle2" and f"top_k={width}," in label]
+    return " ".join([name, *kinds]).replace("budget=None", "sized by cost")
+
+
+def results(work: Path) -> pd.DataFrame:
+    """One row a policy and size: followed τ, predicted and measured tokens per second."""
+    cost = CostTable.load(work / "cost")
+    followed = pd.concat(
+        pd.read_parquet(path) for path in sorted(work.glob("*/passes.parquet")) if is_sweep(path.parent)
+    )
+    table = analysis.tokens_per_pass(followed)
+    predicted = {name: analysis.predicted_speed(group, cost) for name, group in followed.groupby("policy")}
+    timed = analysis.summarise(read_run(work / "timed", "passes"), read_run(work / "timed", "outputs"))
+    names = ["tokens_per_second", "speedup"]
+    columns = ["policy", *(f"{name}{end}" for name in names for end in ("", "_low", "_high"))]
+    table = table.assign(predicted=table.policy.map(predicted)).merge(timed[columns], "outer", "policy")
+    return table.assign(family=table.policy.map(family)).sort_values(["family", "nodes"])
+
+
+def is_sweep(folder: Path) -> bool:
+    """Whether a run followed policies along texts."""
+    return (folder / "evaluation.json").is_file()
+
+
+def folklore(nodes: pd.DataFrame) -> pd.DataFrame:
+    """What the N-th node, later siblings, and deep nodes under shaky ancestors are worth."""
+    nodes = analysis.with_ancestry(nodes)
+    edges = [0, 1, 2, 3, 4, 8, 16, 32, nodes.place.max() + 1]
+    deep = nodes.depth >= DEEP
+    under = (nodes.weakest < SHAKY).map({True: "under a shaky ancestor", False: "under sure ancestors"})
+    questions = {
+        "place in the tree": pd.cut(nodes.place, edges).map(lambda span: f"{span.left + 1}–{span.right}"),
+        "rank among siblings": nodes["rank"]
+        .clip(upper=3)
+        .map(lambda rank: f"{rank}{' or later' if rank == 3 else ''}"),
+        "depth and ancestors": deep.map({True: f"depth {DEEP} on, ", False: f"above depth {DEEP}, "}) + under,
+    }
+    parts = [
+        analysis.node_worth(nodes.assign(group=group), "group").assign(question=question)
+        for question, group in questions.items()
+    ]
+    return pd.concat(parts).set_index(["question", "group"]).reset_index()
+
+
+def main(work: Path) -> None:
+    folder = work if "small" in work.parts else Path()
+    about = json.loads((work / "timed" / "run.json").read_text())
+    table = results(work)
+    baseline = table.tokens_per_second[table.policy == "autoregressive"].item()
+    for name in ("device", "threads", "dtype", "commit"):
+        table[name] = about[name]
+    temperature = about["config"]["temperature"]
+    end = f"_temperature_{temperature:g}" if temperature else ""
+    table.assign(torch=about["versions"]["torch"]).round(4).to_csv(folder / f"results{end}.csv", index=False)
+    folklore(read_run(work / "nodes", "nodes")).round(4).to_csv(folder / f"folklore{end}.csv", index=False)
+    drawn = table[table.nodes > 0]
+    plots.save(plots.policy_sweep(drawn, baseline, f"{about['device']}, {about['dtype']}"), folder / f"figure{end}.png")
+    print(
+        table[["policy", "nodes", "tau", "predicted", "tokens_per_second", "speedup"]].round(2).to_string(index=False)
+    )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
