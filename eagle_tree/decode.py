@@ -24,7 +24,7 @@ from eagle_tree.noise import GumbelRows, Noise
 from eagle_tree.policy import Policy
 from eagle_tree.record import NODE_COLUMNS, PassRow
 from eagle_tree.target import Target
-from eagle_tree.tree import Frontier, GrowingTree, Tree
+from eagle_tree.tree import GrowingTree, Tree
 from eagle_tree.warp import Law, Sampling
 
 
@@ -183,16 +183,13 @@ def generate(
 
 
 def grow(drafter: Drafter | None, policy: Policy, pending: Tensor, noise: Noise) -> GrowingTree:
-    """The drafter proposes, the policy says where, frontier by frontier."""
-    max_depth = None if drafter is None else drafter.max_depth
-    limit = math.inf if max_depth is None else max_depth
-    growing, draft = GrowingTree.from_root(pending, max_depth), None
-    while (frontier := policy.frontier(growing, draft)) is not None:
-        if len(growing.levels) >= limit:  # no node is deeper than there were frontiers: before, all can be expanded
-            node = frontier.node[:0] if policy.level_wise else frontier.node[growing.depth[frontier.node] < limit]
-            if not node.shape[0]:
-                break
-            frontier = Frontier(node, frontier.n_candidates)
+    """The drafter proposes, the policy says where, frontier by frontier.
+
+    A drafter of limited depth ends growth after as many frontiers: no node is deeper than there were frontiers.
+    """
+    growing, draft = GrowingTree.from_root(pending), None
+    limit = math.inf if drafter is None or drafter.max_depth is None else drafter.max_depth
+    while (frontier := policy.frontier(growing, draft)) is not None and len(growing.levels) < limit:
         draft = drafter.expand(growing, frontier, noise)
         growing = growing.append(frontier, draft)
     return growing

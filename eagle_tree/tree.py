@@ -180,7 +180,6 @@ class GrowingTree:
     Attributes:
         token, parent, depth: `[M] i64`; log_conf, score: `[M] f32`.
         levels: `(start, end)` of the nodes that each expansion appended; the root is no level.
-        max_depth: depth of the deepest node that the drafter can propose; None: no limit.
         expanded: nodes that frontiers asked for, the root included.
     """
 
@@ -190,14 +189,13 @@ class GrowingTree:
     log_conf: Tensor
     score: Tensor
     levels: tuple[tuple[int, int], ...] = field(default=())
-    max_depth: int | None = None
     expanded: int = 0
 
     @classmethod
-    def from_root(cls, token: Tensor, max_depth: int | None = None) -> GrowingTree:
+    def from_root(cls, token: Tensor) -> GrowingTree:
         """A pool that holds the pending token `[1]` alone."""
         zero = torch.zeros(1, dtype=torch.int64, device=token.device)
-        return cls(token, zero - 1, zero, zero.float(), zero.float(), max_depth=max_depth)
+        return cls(token, zero - 1, zero, zero.float(), zero.float())
 
     @property
     def n_nodes(self) -> int:
@@ -229,7 +227,6 @@ class GrowingTree:
             torch.cat([self.log_conf, log_conf]),
             torch.cat([self.score, self.score[parent] + log_conf]),
             (*self.levels, (start, start + parent.shape[0])),
-            self.max_depth,
             self.expanded + frontier.node.shape[0],
         )
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hydra.errors import InstantiationException
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
@@ -114,7 +115,6 @@ def test_a_fixed_growth_costs_no_transfer_even_where_the_drafter_ends_it(policy:
     drafter = SameDrafter([0.6, 0.4], max_depth, "meta")
     growing = grow(drafter, policy, torch.zeros(1, dtype=torch.int64, device="meta"), Noise(0, 0))
     policy.select(growing)
-    assert policy.level_wise
     assert len(growing.levels) == max_depth or max_depth is None
 
 
@@ -130,7 +130,8 @@ def test_every_config_builds_a_policy_or_says_what_to_measure_first(name: str, t
     monkeypatch.setattr(measured, "BUNDLED", tmp_path / "accuracy.json")
     config = OmegaConf.load(common.conf_dir() / "policy" / f"{name}.yaml")
     if config["_target_"].endswith(("from_folder", "from_file")):
-        with pytest.raises(FileNotFoundError, match=r"`eagle-tree (calibrate|evaluate)"):
+        # hydra wraps what a policy inside another raises
+        with pytest.raises((FileNotFoundError, InstantiationException), match=r"`eagle-tree (calibrate|evaluate)"):
             common.build_policy(config)
         return
     policy = common.build_policy(config)

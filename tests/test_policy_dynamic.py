@@ -139,18 +139,22 @@ def test_best_first_is_the_best_of_the_whole_tree(model: PathModel, budget: int,
 @settings(max_examples=80, deadline=None)
 @given(small_models, st.integers(1, 40), st.integers(1, 8), st.integers(1, 3), st.sampled_from(["policy", "drafter"]))
 def test_best_first_is_the_best_of_a_bounded_tree(model: PathModel, budget: int, batch: int, depth: int, bound: str):
-    """Whether the policy's depth bounds the tree or the drafter's: what cannot be expanded blocks nothing."""
-    policy = BestFirst(budget, batch, model.vocab, depth if bound == "policy" else None)
-    drafter = FakeDrafter(model, depth if bound == "drafter" else None)
+    """Whether the policy's depth bounds the tree or the drafter's, which leaves as many rounds: enough for full ones."""
+    if bound == "policy":
+        policy, drafter = BestFirst(budget, batch, model.vocab, depth), FakeDrafter(model)
+    else:
+        policy, drafter = BestFirst(budget, budget, model.vocab, None), FakeDrafter(model, depth)
     assert_best_of(selected(grown(drafter, policy), policy), full_tree(model, depth), budget)
 
 
-def test_a_node_too_deep_to_be_expanded_does_not_end_growth():
-    """The best open nodes are au and av, at the depth where the drafter ends; b is open too."""
+def test_a_node_too_deep_to_be_expanded_blocks_nothing():
+    """The best open nodes are au and av, at the last depth; b is open too. A drafter that ends there ends growth."""
     drafter = HandDrafter({(): [0.7, 0.3], (0,): [0.5, 0.5], (1,): [1.0, 0.0]})
+    policy = BestFirst(budget=5, batch=1, top_k=2, depth=2)
+    assert names_of(selected(grown(drafter, policy), policy)) == "a b au av bu"
     drafter.max_depth = 2
     policy = BestFirst(budget=5, batch=1, top_k=2, depth=None)
-    assert names_of(selected(grown(drafter, policy), policy)) == "a b au av bu"
+    assert names_of(selected(grown(drafter, policy), policy)) == "a b au av"
 
 
 @settings(max_examples=60, deadline=None)

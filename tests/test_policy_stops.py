@@ -124,8 +124,6 @@ def test_a_stopped_policy_selects_from_the_levels_that_it_was_left(model: PathMo
 class Watching(Policy):
     """Keeps what it is shown."""
 
-    level_wise = False
-
     def __init__(self):
         self.seen = []
 
@@ -144,7 +142,6 @@ def test_a_stop_hands_through_what_it_does_not_decide(kind: type):
     policy = Watching()
     stop = kind(policy)
     assert stop.max_candidates() == 7
-    assert stop.level_wise is False and kind(Chain()).level_wise is True
     stop.observe("a row")
     kind(stop).observe("another")  # stops can be nested
     assert policy.seen == ["a row", "another"]

@@ -19,7 +19,7 @@ class Drafter:
         vocab_size: tokens it can propose; no node can have more candidates.
         module: the network whose forward is timed as the drafter's; None for drafters without one.
         max_depth: depth of the deepest draft node it can propose (the root's children have depth 1); growth
-            ends there. None: no limit.
+            ends after as many frontiers. None: no limit.
         target_id: `[vocab_size] i64`, target ids of its own vocabulary; None: it proposes target ids as they are.
     """
 

@@ -42,13 +42,7 @@ def check_number(policy: object, name: str, most: float | None = None) -> None:
 
 
 class Policy:
-    """The seam. A subclass overrides `frontier` and `select`; `observe` where it learns.
-
-    Attributes:
-        level_wise: whether the n-th frontier holds nodes of depth n alone (the root has depth 0).
-    """
-
-    level_wise = True
+    """The seam. A subclass overrides `frontier` and `select`; `observe` where it learns."""
 
     def max_candidates(self) -> int:
         """The most candidates it asks of one node: at most the drafter's vocabulary; 0 means that it never drafts."""

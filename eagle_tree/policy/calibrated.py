@@ -27,10 +27,6 @@ class Calibrated(Policy):
         """With the calibration in a file."""
         return cls(policy, calibrations.load(path))
 
-    @property
-    def level_wise(self) -> bool:
-        return self.policy.level_wise
-
     def max_candidates(self) -> int:
         return self.policy.max_candidates()
 

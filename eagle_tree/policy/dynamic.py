@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -156,12 +155,11 @@ class BestFirst(Policy):
     device-to-host transfer a round.
 
     Attributes:
-        budget: N; batch: nodes expanded per round.
+        budget: N; batch: nodes expanded per round. A drafter of limited depth ends growth after as many rounds: there
+            the tree is exact with a batch of at least N.
         top_k: candidates per node: exact if at least N (or the vocabulary), since N siblings at most can be chosen.
         depth: levels at most; None for no limit.
     """
-
-    level_wise: ClassVar[bool] = False
 
     budget: int = 59
     batch: int = 10
@@ -183,9 +181,8 @@ class BestFirst(Policy):
         expanded = torch.zeros_like(growing.token, dtype=torch.bool)
         expanded[growing.parent[1:]] = True
         is_open = ~expanded[best] & (growing.score[best] > -torch.inf)
-        limits = [limit for limit in (self.depth, growing.max_depth) if limit is not None]
-        if limits:
-            is_open &= growing.depth[best] < min(limits)
+        if self.depth is not None:
+            is_open &= growing.depth[best] < self.depth
         node = best[is_open][: self.batch]
         return Frontier(node, self.top_k) if node.shape[0] else None
 

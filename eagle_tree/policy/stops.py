@@ -30,10 +30,6 @@ class DepthStop(Policy):
             raise ValueError(f"{type(self).__name__}: policy={self.policy!r} must be a Policy, the one that is stopped")
         check_at_least_one(self, "depth")
 
-    @property
-    def level_wise(self) -> bool:
-        return self.policy.level_wise
-
     def max_candidates(self) -> int:
         return self.policy.max_candidates()
 
