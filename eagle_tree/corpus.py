@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
+from eagle_tree.checks import check_counts
 from eagle_tree.files import write_table
 from eagle_tree.target import Target
 
@@ -56,9 +57,7 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("answer_tokens", "rows", "max_prompt_tokens", "max_answer_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        check_counts(self, "answer_tokens", "rows", "max_prompt_tokens", "max_answer_tokens")
         for name in ("prompt_temperature", "answer_temperature"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be above 0 (greedy_share asks for greedy answers)")

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from eagle_tree.accept import Accepted, Match, surprisal
 from eagle_tree.cache import KVCache
+from eagle_tree.checks import check_count
 from eagle_tree.clock import Clock
 from eagle_tree.drafter.base import Drafter
 from eagle_tree.noise import GumbelRows, Noise
@@ -372,8 +373,7 @@ def check_request(
         )
     if not 0 <= min(prompt_ids) <= max(prompt_ids) < target.vocab_size:
         raise ValueError(f"prompt_ids must be in 0…{target.vocab_size - 1}, the target's vocabulary")
-    if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens={max_new_tokens!r} must be an integer >= 1")
+    check_count("max_new_tokens", max_new_tokens)
     if len(prompt_ids) + max_new_tokens > target.max_length:
         raise ValueError(
             f"max_new_tokens={max_new_tokens} after a prompt of {len(prompt_ids)} tokens "

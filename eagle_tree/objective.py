@@ -25,6 +25,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from eagle_tree.checkpoint import load_drafter, save_head
+from eagle_tree.checks import check_count
 from eagle_tree.drafter.eagle import EagleConfig, EagleHead, for_queries, layer_like, published_taps
 from eagle_tree.drafter.medusa import MedusaConfig, MedusaDrafter, MedusaHeads
 from eagle_tree.features import Observed
@@ -143,13 +144,6 @@ def decay(weight: float, depths: int) -> tuple[float, ...]:
     return tuple(weight**depth for depth in range(depths))
 
 
-def check_counts(**counts: int) -> None:
-    """Raise ValueError unless every number is an integer >= 1."""
-    for name, value in counts.items():
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name}={value!r} must be an integer >= 1")
-
-
 def check_weights(**weights: float) -> None:
     """Raise ValueError unless no weight is negative and one is positive."""
     for name, value in weights.items():
@@ -178,7 +172,7 @@ class Eagle3(Objective):
         total_variation: float = 0.0,
     ):
         super().__init__()
-        check_counts(draft_steps=draft_steps)
+        check_count("draft_steps", draft_steps)
         check_weights(cross_entropy=cross_entropy, total_variation=total_variation)
         self.target = target
         self.head = head
@@ -350,7 +344,8 @@ class Medusa(Objective):
         **terms: Any,
     ) -> Medusa:
         """An objective on new heads: `identity` starts as the target's next-token head, `random`, or a folder."""
-        check_counts(n_heads=n_heads, n_layers=n_layers)
+        check_count("n_heads", n_heads)
+        check_count("n_layers", n_layers)
         config = MedusaConfig(target.hidden_size, target.vocab_size, n_heads, n_layers, own_lm_heads=False)
         if initial == "identity":
             heads = MedusaHeads(config)

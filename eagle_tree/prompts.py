@@ -20,6 +20,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from eagle_tree.checks import check_count
+
 BUNDLED = Path(__file__).parent / "assets" / "prompts.jsonl"
 KINDS = ("bundled", "questions", "messages", "sharegpt", "text")
 ROLES = ("system", "user", "assistant")
@@ -93,7 +95,7 @@ def load_questions(path: str | Path, limit: int | None = None, turns: int = 1) -
     Raises:
         ValueError, FileNotFoundError: as `load_prompts`; `turns` below 1.
     """
-    check_count(turns, "turns")
+    check_count("turns", turns)
 
     def prompts() -> Iterator[tuple[str, Prompt]]:
         for _, place, row in json_lines(path):
@@ -182,7 +184,7 @@ def load_text(path: str | Path, limit: int | None = None) -> list[Prompt]:
 def collect(path: str | Path, prompts: Iterator[tuple[str, Prompt]], limit: int | None) -> list[Prompt]:
     """The first `limit` of (place, prompt) pairs, checked for ids that occur twice and for being none at all."""
     if limit is not None:
-        check_count(limit, "limit")
+        check_count("limit", limit)
     first_seen: dict[str, str] = {}
     found = []
     for place, item in islice(prompts, limit):
@@ -300,12 +302,6 @@ def check_text(value: Any, name: str) -> None:
         raise ValueError(f"{name}={value!r} is empty; it must hold some text")
     if any("\ud800" <= character <= "\udfff" for character in value):  # JSON's "\ud83d" without its other half
         raise ValueError(f"{name}={shown(value)} holds half of a surrogate pair, which is not text")
-
-
-def check_count(value: Any, name: str) -> None:
-    """ValueError unless the value is an integer of at least 1."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name}={value!r} is not an integer of at least 1")
 
 
 def shown(value: Any) -> str:

@@ -17,6 +17,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from eagle_tree.checks import check_counts
 from eagle_tree.features import FeatureStore
 from eagle_tree.files import write_state
 from eagle_tree.objective import Objective, Sums, make_batch
@@ -53,9 +54,7 @@ class TrainSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "sequences_per_step", "max_length"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        check_counts(self, "steps", "sequences_per_step", "max_length")
         if not self.learning_rate > 0:
             raise ValueError(f"learning_rate={self.learning_rate} must be above 0")
         if not 0 < self.learnt_share <= 1:

@@ -13,16 +13,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from eagle_tree.checks import is_count, is_number
 from eagle_tree.tree import Tree
 
 NUCLEUS_WIDTH = 1024
 """Tokens per row that top-p sorts at first; a wider nucleus is flagged, and the caller widens."""
 WIDENING = 8
-
-
-def is_number(value: object, kind: type = int | float) -> bool:
-    """Whether a parameter is a number; True and False are none, although Python counts them as integers."""
-    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)
@@ -44,9 +40,9 @@ class Sampling:
     warpers: Sequence = field(default=())
 
     def __post_init__(self) -> None:
-        if not is_number(self.temperature) or not 0 <= self.temperature < float("inf"):
+        if not is_number(self.temperature) or self.temperature < 0:
             raise ValueError(f"temperature={self.temperature!r} must be a number >= 0")
-        if self.top_k is not None and (not is_number(self.top_k, int) or self.top_k < 1):
+        if self.top_k is not None and not is_count(self.top_k):
             raise ValueError(f"top_k={self.top_k!r} must be an integer >= 1, or None for all tokens")
         if not is_number(self.top_p) or not 0 < self.top_p <= 1:
             raise ValueError(f"top_p={self.top_p!r} must be in (0, 1]")

@@ -320,10 +320,10 @@ def test_what_is_loaded_is_what_was_written(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [
-        (dict(answer_tokens=0), "answer_tokens=0 must be at least 1"),
-        (dict(rows=0), "rows=0 must be at least 1"),
-        (dict(max_prompt_tokens=0), "max_prompt_tokens=0 must be at least 1"),
-        (dict(max_answer_tokens=-1), "max_answer_tokens=-1 must be at least 1"),
+        (dict(answer_tokens=0), "answer_tokens=0 must be an integer >= 1"),
+        (dict(rows=0), "rows=0 must be an integer >= 1"),
+        (dict(max_prompt_tokens=0), "max_prompt_tokens=0 must be an integer >= 1"),
+        (dict(max_answer_tokens=-1), "max_answer_tokens=-1 must be an integer >= 1"),
         (dict(prompt_temperature=0.0), "prompt_temperature=0.0 must be above 0"),
         (dict(answer_temperature=-0.5), "answer_temperature=-0.5 must be above 0"),
         (dict(greedy_share=1.5), "greedy_share=1.5 is outside 0…1"),

@@ -139,7 +139,7 @@ def test_best_first_is_the_best_of_the_whole_tree(model: PathModel, budget: int,
 @settings(max_examples=80, deadline=None)
 @given(small_models, st.integers(1, 40), st.integers(1, 8), st.integers(1, 3), st.sampled_from(["policy", "drafter"]))
 def test_best_first_is_the_best_of_a_bounded_tree(model: PathModel, budget: int, batch: int, depth: int, bound: str):
-    """Whether the policy's depth bounds the tree or the drafter's, which leaves as many rounds: enough for full ones."""
+    """Whether the policy's depth bounds the tree or the drafter's, which leaves as many rounds: enough if full."""
     if bound == "policy":
         policy, drafter = BestFirst(budget, batch, model.vocab, depth), FakeDrafter(model)
     else:

@@ -346,9 +346,9 @@ def test_each_step_runs_at_its_rate(single):
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [
-        (dict(steps=0), "steps=0 must be at least 1"),
-        (dict(sequences_per_step=0), "sequences_per_step=0 must be at least 1"),
-        (dict(max_length=0), "max_length=0 must be at least 1"),
+        (dict(steps=0), "steps=0 must be an integer >= 1"),
+        (dict(sequences_per_step=0), "sequences_per_step=0 must be an integer >= 1"),
+        (dict(max_length=0), "max_length=0 must be an integer >= 1"),
         (dict(precision="half"), "precision='half' is not one of auto, float32, bfloat16"),
         (dict(learnt_share=0.0), r"learnt_share=0.0 is outside 0…1 \(0 excluded\)"),
         (dict(learning_rate=0.0), "learning_rate=0.0 must be above 0"),

@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from eagle_tree import calibration, plots
 from eagle_tree.apps import common
 from eagle_tree.calibration import expected_calibration_error, fit_isotonic, fit_temperatures, judged_nodes
+from eagle_tree.checks import check_count, is_count
 from eagle_tree.cost import CostTable, measure
 from eagle_tree.decode import generate
 from eagle_tree.drafter.base import Drafter
@@ -81,11 +82,10 @@ def measure_costs(config: DictConfig) -> dict[str, Any]:
     """Measure the cost table that a config describes."""
     fields = OmegaConf.to_container(config, resolve=True)
     for name in ("positions", "widths", "contexts"):
-        if not fields[name] or not all(isinstance(value, int) and value >= 1 for value in fields[name]):
-            raise ValueError(f"{name}={fields[name]} must be a list of integers >= 1")
+        if not isinstance(fields[name], list) or not fields[name] or not all(map(is_count, fields[name])):
+            raise ValueError(f"{name}={fields[name]!r} must be a list of integers >= 1")
     for name in ("repeats", "candidates"):
-        if not isinstance(fields[name], int) or fields[name] < 1:
-            raise ValueError(f"{name}={fields[name]!r} must be an integer >= 1")
+        check_count(name, fields[name])
     target = common.build_target(config.target)
     drafter = common.build_drafter(config.drafter, target)
     longest = max(fields["contexts"]) + max(fields["positions"])

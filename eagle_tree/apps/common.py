@@ -23,6 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from eagle_tree import __version__
+from eagle_tree.checks import is_count
 from eagle_tree.decode import check_request
 from eagle_tree.drafter.base import Drafter
 from eagle_tree.policy import Policy
@@ -104,7 +105,7 @@ def build_policy(config: DictConfig) -> Policy:
     fields = OmegaConf.to_container(config, resolve=True)
     total_token = fields.pop("total_token", None)
     if total_token is not None:
-        if not isinstance(total_token, int) or total_token < 2:
+        if not is_count(total_token, 2):
             raise ValueError(f"total_token={total_token!r} must be an integer >= 2 (it counts the root)")
         fields["budget"] = total_token - 1
     try:

@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from eagle_tree import analysis, plots
 from eagle_tree.apps import common
+from eagle_tree.checks import check_count
 from eagle_tree.drafter.base import Drafter
 from eagle_tree.evaluate import Text, answered, check_candidates, covered, follow, measure, read
 from eagle_tree.files import write_json, write_table
@@ -39,10 +40,8 @@ def evaluate(config: DictConfig) -> dict[str, Any]:
     """Evaluate the drafter that a config describes."""
     policies = common.listed_policies(config, "policies")
     sampling = Sampling(config.temperature, config.top_k, config.top_p)
-    if not isinstance(config.depths, int) or config.depths < 1:
-        raise ValueError(f"depths={config.depths!r} must be an integer >= 1")
-    if not isinstance(config.max_new_tokens, int) or config.max_new_tokens < 2:
-        raise ValueError(f"max_new_tokens={config.max_new_tokens!r} must be at least 2; the first is prefill's own")
+    check_count("depths", config.depths)
+    check_count("max_new_tokens", config.max_new_tokens, least=2)  # the first is prefill's own
     if config.get("drafter") is None:
         raise ValueError("drafter: none is given, and a drafter is what is judged")
     folder = common.new_run_folder(config, "evaluate")

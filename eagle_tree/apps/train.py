@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from eagle_tree import corpus, plots
 from eagle_tree.apps import common
+from eagle_tree.checks import check_count
 from eagle_tree.features import FeatureStore
 from eagle_tree.files import replacing
 from eagle_tree.train import Example, Trainer, batches, examples, token_counts
@@ -30,8 +31,7 @@ def train(config: DictConfig) -> dict[str, Any]:
     """Train to `training.steps`, then write the head into `folder`."""
     settings = common.build(config.training)()
     folder = Path(config.folder)
-    if config.save_every < 1:
-        raise ValueError(f"save_every={config.save_every} must be at least 1")
+    check_count("save_every", config.save_every)
     held_out = common.read_prompts(config.exclude)
     accelerator = Accelerator(cpu=config.target.device == "cpu", device_placement=False)
     if accelerator.num_processes > 1:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from eagle_tree.checks import check_counts
 from eagle_tree.drafter.base import Drafter
 from eagle_tree.noise import Noise
 from eagle_tree.tree import Draft, Frontier, GrowingTree, stable_topk
@@ -39,10 +40,7 @@ class MedusaConfig:
     own_lm_heads: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("hidden_size", "vocab_size", "n_heads", "n_layers"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name}={value!r} must be an integer >= 1")
+        check_counts(self, "hidden_size", "vocab_size", "n_heads", "n_layers")
 
 
 class ResidualBlock(nn.Module):

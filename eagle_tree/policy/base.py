@@ -11,34 +11,11 @@ root; EAGLE's `total_token` and SGLang's `num_draft_tokens` count it: total_toke
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from numbers import Real
 
 from torch import Tensor
 
 from eagle_tree.tree import Draft, Frontier, GrowingTree
-
-
-def check_count(name: str, value: object) -> None:
-    """Raise ValueError unless the value, so named, is an integer >= 1."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name}={value!r} must be an integer >= 1")
-
-
-def check_at_least_one(policy: object, *names: str) -> None:
-    """Raise ValueError unless the named attributes are integers >= 1."""
-    for name in names:
-        check_count(f"{type(policy).__name__}: {name}", getattr(policy, name))
-
-
-def check_number(policy: object, name: str, most: float | None = None) -> None:
-    """Raise ValueError unless the named attribute is a finite number, at least 0 and at most `most`."""
-    value = getattr(policy, name)
-    is_number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-    if not is_number or value < 0 or (most is not None and value > most):
-        allowed = ">= 0" if most is None else f"in 0…{most}"
-        raise ValueError(f"{type(policy).__name__}: {name}={value!r} must be a number {allowed}")
 
 
 class Policy:

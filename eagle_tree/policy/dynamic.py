@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from eagle_tree.policy.base import Policy, check_at_least_one, check_number
+from eagle_tree.checks import check_counts, check_number
+from eagle_tree.policy.base import Policy
 from eagle_tree.tree import Draft, Frontier, GrowingTree, stable_topk, top_nodes
 
 
@@ -43,7 +44,7 @@ class Eagle2(Policy):
     rerank: bool = True
 
     def __post_init__(self) -> None:
-        check_at_least_one(self, "budget", "top_k", "depth")
+        check_counts(self, "budget", "top_k", "depth")
 
     def max_candidates(self) -> int:
         return self.top_k
@@ -117,7 +118,7 @@ class OptTree(Policy):
     depth: int = 10
 
     def __post_init__(self) -> None:
-        check_at_least_one(self, "budget", "top_k", "depth", *(["width"] if self.width is not None else []))
+        check_counts(self, "budget", "top_k", "depth", *(["width"] if self.width is not None else []))
         check_number(self, "delta")
 
     def max_candidates(self) -> int:
@@ -167,7 +168,7 @@ class BestFirst(Policy):
     depth: int | None = 10
 
     def __post_init__(self) -> None:
-        check_at_least_one(self, "budget", "batch", "top_k", *(["depth"] if self.depth is not None else []))
+        check_counts(self, "budget", "batch", "top_k", *(["depth"] if self.depth is not None else []))
 
     def max_candidates(self) -> int:
         return self.top_k
@@ -209,7 +210,7 @@ class Talon(Policy):
     depth: int = 12
 
     def __post_init__(self) -> None:
-        check_at_least_one(self, "budget", "top_k", "depth")
+        check_counts(self, "budget", "top_k", "depth")
         check_number(self, "gate", most=1)
 
     def max_candidates(self) -> int:

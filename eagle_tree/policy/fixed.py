@@ -9,7 +9,8 @@ from itertools import groupby, product
 import torch
 from torch import Tensor
 
-from eagle_tree.policy.base import Policy, check_at_least_one
+from eagle_tree.checks import check_counts, is_count
+from eagle_tree.policy.base import Policy
 from eagle_tree.tree import Draft, Frontier, GrowingTree
 
 
@@ -24,7 +25,7 @@ class Chain(Policy):
     depth: int = 5
 
     def __post_init__(self) -> None:
-        check_at_least_one(self, "depth")
+        check_counts(self, "depth")
 
     def max_candidates(self) -> int:
         return 1
@@ -108,7 +109,7 @@ def check_rank_paths(paths: Sequence[tuple[int, ...]]) -> None:
         raise ValueError("Static: choices is empty; give at least one rank path")
     known = {()}
     for path in sorted(paths, key=len):
-        if not all(isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0 for rank in path):
+        if not all(is_count(rank, 0) for rank in path):
             raise ValueError(f"Static: choices hold {list(path)}, whose ranks must be integers >= 0")
         if path in known:
             raise ValueError(f"Static: choices hold {list(path)} twice" if path else "Static: choices hold the root []")
@@ -124,6 +125,6 @@ def specinfer(branching: Sequence[int]) -> Static:
         ValueError: an empty vector, or a width below 1.
     """
     widths = list(branching) if isinstance(branching, Iterable) else []
-    if not widths or not all(isinstance(width, int) and not isinstance(width, bool) and width >= 1 for width in widths):
+    if not widths or not all(is_count(width) for width in widths):
         raise ValueError(f"specinfer: branching={branching!r} must be a list of integers >= 1, one a level")
     return Static([path for depth in range(len(widths)) for path in product(*map(range, widths[: depth + 1]))])

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from eagle_tree.checks import check_count
 from eagle_tree.cost import CostTable
 from eagle_tree.files import write_json
-from eagle_tree.policy.base import check_count
 from eagle_tree.policy.fixed import Static
 
 BUNDLED = Path(__file__).parents[1] / "assets" / "smollm2-135m-eagle3" / "accuracy.json"

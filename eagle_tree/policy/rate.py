@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from eagle_tree.checks import check_counts
 from eagle_tree.cost import CostTable
-from eagle_tree.policy.base import Policy, check_at_least_one
+from eagle_tree.policy.base import Policy
 from eagle_tree.tree import Draft, Frontier, GrowingTree, top_nodes
 
 FIRST_SILENCE = 8
@@ -81,7 +82,7 @@ class RateOptimal(Policy):
     promised: float = field(init=False, default=0.0)
 
     def __post_init__(self) -> None:
-        check_at_least_one(self, "budget", "top_k", "depth")
+        check_counts(self, "budget", "top_k", "depth")
         if self.budget + 1 > self.cost.largest_n:
             raise ValueError(
                 f"RateOptimal: budget={self.budget} needs verify times up to {self.budget + 1} positions; the cost "

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eagle_tree.policy.base import Policy, check_at_least_one, check_number
+from eagle_tree.checks import check_counts, check_number
+from eagle_tree.policy.base import Policy
 from eagle_tree.tree import Draft, Frontier, GrowingTree
 
 
@@ -28,7 +29,7 @@ class DepthStop(Policy):
     def __post_init__(self) -> None:
         if not isinstance(self.policy, Policy):
             raise ValueError(f"{type(self).__name__}: policy={self.policy!r} must be a Policy, the one that is stopped")
-        check_at_least_one(self, "depth")
+        check_counts(self, "depth")
 
     def max_candidates(self) -> int:
         return self.policy.max_candidates()
@@ -66,7 +67,7 @@ class ConfidenceStop(DepthStop):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least_one(self, "beam")
+        check_counts(self, "beam")
         check_number(self, "threshold", most=1)
 
     def stops(self, growing: GrowingTree, draft: Draft) -> bool:
