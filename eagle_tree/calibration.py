@@ -14,7 +14,8 @@ Two families, both increasing in the confidence, so that siblings keep their ord
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -53,11 +54,14 @@ class Temperatures:
 
     def edge(self, log_conf: Tensor, depth: Tensor, rank: Tensor) -> Tensor:
         """Calibrated log confidences `[M] f32` of edges, all `[M]`; depth counts from 1."""
-        table = torch.tensor(self.temperature, device=log_conf.device)
-        temperature = table[(depth - 1).clamp(0, len(self.temperature) - 1)]
+        temperature = self._table.to(log_conf.device)[(depth - 1).clamp(0, len(self.temperature) - 1)]
         confidence = log_conf.double().exp().clamp(max=SURE)
         odds = log_conf.double().clamp(max=np.log(SURE)) - torch.log1p(-confidence)
         return torch.nn.functional.logsigmoid(odds / temperature).float()
+
+    @cached_property
+    def _table(self) -> Tensor:
+        return torch.tensor(self.temperature)
 
 
 @dataclass(frozen=True)
@@ -74,13 +78,17 @@ class Isotonic:
 
     def edge(self, log_conf: Tensor, depth: Tensor, rank: Tensor) -> Tensor:
         """As `Temperatures.edge`; linear between the grid's points."""
-        curve = torch.tensor(self.curve, dtype=torch.float64, device=log_conf.device)
+        curve = self._table.to(log_conf.device)
         rows = curve[(depth - 1).clamp(0, curve.shape[0] - 1), rank.clamp(0, curve.shape[1] - 1)]
         place = log_conf.double().exp() * GRID
         below = place.floor().long().clamp(0, GRID - 1)
         low, high = (rows.gather(1, (below + side)[:, None]).squeeze(1) for side in (0, 1))
         value = low + (place - below) * (high - low)
         return torch.where(log_conf > -torch.inf, value.log(), -torch.inf).float()
+
+    @cached_property
+    def _table(self) -> Tensor:
+        return torch.tensor(self.curve, dtype=torch.float64)
 
 
 Calibration = Temperatures | Isotonic
@@ -196,9 +204,9 @@ def expected_calibration_error(confidence: np.ndarray, label: np.ndarray, bins: 
 
 def save(calibration: Calibration, path: str | Path) -> None:
     """Write a calibration as JSON."""
-    fields = {"kind": type(calibration).__name__, **vars(calibration)}
+    values = {one.name: getattr(calibration, one.name) for one in fields(calibration)}
     with replacing(path) as temporary:
-        temporary.write_text(json.dumps(fields) + "\n")
+        temporary.write_text(json.dumps({"kind": type(calibration).__name__, **values}) + "\n")
 
 
 def load(path: str | Path) -> Calibration:
@@ -211,9 +219,9 @@ def load(path: str | Path) -> Calibration:
     if not path.is_file():
         raise FileNotFoundError(f"no calibration in {path}; fit one with `eagle-tree calibrate nodes=RUN`")
     try:
-        fields = json.loads(path.read_text())
-        kind = {"Temperatures": Temperatures, "Isotonic": Isotonic}[fields.pop("kind")]
-        return kind(**{name: tuples(value) for name, value in fields.items()})
+        values = json.loads(path.read_text())
+        kind = {"Temperatures": Temperatures, "Isotonic": Isotonic}[values.pop("kind")]
+        return kind(**{name: tuples(value) for name, value in values.items()})
     except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} holds no calibration: {error}") from error
 

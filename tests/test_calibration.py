@@ -8,6 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tree_models import COARSE, FakeDrafter, PathModel, grown, models
 
 from eagle_tree import calibration
 from eagle_tree.calibration import (
@@ -20,7 +23,7 @@ from eagle_tree.calibration import (
     judged_nodes,
     path_sums,
 )
-from eagle_tree.policy import Calibrated, Eagle2
+from eagle_tree.policy import BestFirst, Calibrated, DepthStop, Eagle2, OptTree, Policy
 from eagle_tree.tree import Draft, Frontier, GrowingTree
 
 
@@ -163,6 +166,48 @@ def test_a_calibrated_policy_selects_by_acceptance():
     assert sorted(calibrated.select(pool()).tolist()) == [1, 3]
     seen = calibrated.calibrated(pool())
     assert seen.score.exp().tolist() == pytest.approx([1, 0.6, 0.4, 0.6 * 0.36 / 0.52], abs=1e-4)
+
+
+class Counting(Temperatures):
+    """Remembers how many edges it was asked for, call by call."""
+
+    def edge(self, log_conf, depth, rank):
+        asked.append(len(log_conf))
+        return super().edge(log_conf, depth, rank)
+
+
+asked: list[int] = []
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    models, st.sampled_from([Eagle2(6, 3, 2), BestFirst(6, 2, 3, 3), OptTree(6, 0.0, 3), DepthStop(Eagle2(6, 3, 4), 2)])
+)
+def test_every_level_is_mapped_once_a_pass(model: PathModel, inner: Policy):
+    """And the trees, pass after pass, are those of mapping the whole pool."""
+    policy = Calibrated(inner, Counting((1.0, 0.5, 2.0), greedy=True))
+    drafter = FakeDrafter(model)
+    for _ in range(2):
+        asked.clear()
+        growing = grown(drafter, policy)
+        chosen = policy.select(growing)
+        assert asked == [end - start for start, end in growing.levels]
+        assert chosen.tolist() == inner.select(policy.calibrated(growing)).tolist()
+
+
+def test_nothing_is_kept_from_one_pool_to_the_next():
+    """Whether a pass was broken off before its selection, or two pools are selected from without growth."""
+    policy = Calibrated(Eagle2(6, 3, 2), Temperatures((1.0, 0.5), greedy=True))
+    first, second = (FakeDrafter(PathModel(seed, COARSE)) for seed in (0, 1))
+    grown(first, policy)
+    for growing in (grown(second, policy), pool()):
+        assert policy.select(growing).tolist() == policy.policy.select(policy.calibrated(growing)).tolist()
+
+
+def test_a_stop_outside_leaves_the_last_level_to_the_selection():
+    policy = Calibrated(Eagle2(6, 3, 4), Temperatures((1.0, 0.5), greedy=True))
+    growing = grown(FakeDrafter(PathModel(0, COARSE)), DepthStop(policy, 2))
+    assert policy.select(growing).tolist() == policy.policy.select(policy.calibrated(growing)).tolist()
 
 
 def test_rank_reaches_the_curve():

@@ -10,10 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_cost import HERE, points, table
+from tree_models import COARSE, FakeDrafter, PathModel, grown
 
 from eagle_tree.cost import CostTable
-from eagle_tree.policy import DepthStop, RateOptimal
-from eagle_tree.tree import Draft, Frontier, GrowingTree
+from eagle_tree.policy import DepthStop, RateOptimal, rate
+from eagle_tree.tree import Draft, Frontier, GrowingTree, top_nodes
 
 
 def costs(verify: list[float], step: float = 0.1, fixed: float = 0.0) -> CostTable:
@@ -156,10 +157,39 @@ def test_a_level_is_worth_what_it_adds_to_the_best_tree():
     policy = RateOptimal(costs([1.0] * 61), budget=10, top_k=2)
     policy.frontier(GrowingTree.from_root(torch.tensor([9])), None)
     policy.frontier(star(0.5, 0.3), None)
-    assert policy.last_value == pytest.approx(0.8)
+    assert policy.judged.value == pytest.approx(0.8)
 
 
 def test_what_was_promised_is_the_selected_trees_mass():
     policy = RateOptimal(costs([1.0, 1.0, 1.0, 9.0]), budget=3)
     assert chosen(policy, star(0.4, 0.3, 0.2)) == 2
     assert policy.promised == pytest.approx(0.7)
+
+
+def test_every_pool_is_ranked_once(monkeypatch):
+    """Four levels, four pools: the selection finds the last one ranked."""
+    ranked = []
+    monkeypatch.setattr(rate, "top_nodes", lambda *pool: ranked.append(pool) or top_nodes(*pool))
+    policy = RateOptimal(costs([1.0] * 61, step=1e-6), budget=10, top_k=3, depth=4)
+    growing = grown(FakeDrafter(PathModel(0, COARSE)), policy)
+    policy.select(growing)
+    assert len(growing.levels) == len(ranked) == 4
+
+
+def test_a_selection_without_growth_works_the_tree_out_itself():
+    """A wrapper may end growth without asking; and one pool's tree is not another's."""
+    policy = RateOptimal(costs([1.0, 1.0, 1.0, 9.0]), budget=3, top_k=3)
+    policy.frontier(GrowingTree.from_root(torch.tensor([9])), None)
+    policy.frontier(star(0.4, 0.3, 0.2), None)
+    assert policy.select(star(0.3, 0.6)).tolist() == [2, 1]
+
+
+def test_every_pass_begins_with_nothing_drafted():
+    """A first level of 0.8 tokens adds 0.8 in the second pass as in the first."""
+    policy = RateOptimal(costs([1.0] * 61), budget=10, top_k=2)
+    for passes in (1, 2):
+        policy.frontier(GrowingTree.from_root(torch.tensor([9])), None)
+        policy.frontier(star(0.5, 0.3), None)
+        prior = 0.7 * (1 - 1 / rate.MEMORY) ** passes
+        added = 0.8 if passes == 1 else 0.8 * (2 - 1 / rate.MEMORY)
+        assert policy.added[0].numerator == pytest.approx(prior + added)

@@ -39,6 +39,25 @@ class Average:
         return self.numerator / self.denominator
 
 
+@dataclass(frozen=True)
+class Judged:
+    """A pool and the best tree in it.
+
+    Attributes:
+        node: the pool's best nodes in order; size: how many of them are kept; value: what that tree is worth in tokens.
+        promised: what its confidences say it yields.
+        frontier: the last level's best nodes, in pool order; mass: the sum of their path probabilities.
+    """
+
+    pool: GrowingTree
+    node: Tensor
+    frontier: Tensor
+    size: int
+    value: float
+    promised: float
+    mass: float
+
+
 @dataclass
 class RateOptimal(Policy):
     """Chooses depth and size of every tree to maximise long-run tokens per second.
@@ -57,7 +76,7 @@ class RateOptimal(Policy):
     Optimal when: passes are exchangeable (where one ends does not change what follows); the drafter's path products,
     times one learnt factor (accepted over promised), are the acceptance probabilities; times are those of the table.
     Learns from `observe` alone, and takes times from the table, never from a clock: replayed, it decides the same.
-    One device-to-host transfer a level, and one for n*.
+    One device-to-host transfer a level.
 
     Attributes:
         cost: the machine's table; budget: the largest tree.
@@ -76,8 +95,7 @@ class RateOptimal(Policy):
     silence: int = field(init=False, default=0)
     next_silence: int = field(init=False, default=FIRST_SILENCE)
     context: int = field(init=False, default=0)
-    last_value: float = field(init=False, default=0.0)
-    last_mass: float = field(init=False, default=0.0)
+    judged: Judged | None = field(init=False, default=None)
     paid: Average = field(init=False)
     promised: float = field(init=False, default=0.0)
 
@@ -120,39 +138,40 @@ class RateOptimal(Policy):
         seconds = torch.from_numpy(self.cost.verify(self.context)[1 : self.budget + 2])
         return (self.best_rate * (seconds - seconds[0])).to(device)
 
-    def best_value(self, growing: GrowingTree) -> tuple[Tensor, Tensor, Tensor]:
-        """The pool's best nodes in order, the best size, and what the tree of that size is worth in tokens."""
+    def judge(self, growing: GrowingTree) -> Judged:
+        """The best tree of a pool with at least one level; `select` finds what the last `frontier` worked out."""
+        if self.judged is not None and self.judged.pool is growing:
+            return self.judged
         node = top_nodes(growing, growing.score, self.budget)
-        earned = self.honesty.value * growing.score[node].double().exp().cumsum(0)
-        worth = torch.cat([earned.new_zeros(1), earned]) - self.price(node.device)[: node.shape[0] + 1]
+        promised = growing.score[node].double().exp().cumsum(0)
+        promised = torch.cat([promised.new_zeros(1), promised])
+        worth = self.honesty.value * promised - self.price(node.device)[: node.shape[0] + 1]
         value, size = worth.max(0)
-        return node, size, value
+        start, end = growing.levels[-1]
+        frontier = start + growing.score[start:end].topk(min(self.top_k, end - start)).indices.sort().values
+        mass = growing.score[frontier].double().exp().sum()
+        size, *numbers = torch.stack([size.double(), value, promised[size], mass]).tolist()  # the level's transfer
+        return Judged(growing, node, frontier, int(size), *numbers)
 
     def frontier(self, growing: GrowingTree, draft: Draft | None) -> Frontier | None:
         level = len(growing.levels)
         if level == 0:
-            self.last_value, self.last_mass = 0.0, 1.0
-            if self.silence > 0:
-                return None
-            return Frontier(growing.token.new_zeros(1), self.top_k)
-        start, end = growing.levels[-1]
-        best = start + growing.score[start:end].topk(min(self.top_k, end - start)).indices.sort().values
-        mass = growing.score[best].double().exp().sum()
-        value, mass = torch.stack([self.best_value(growing)[2], mass]).tolist()  # the level's transfer
-        self.added[level - 1].add(value - self.last_value, self.last_mass)
-        self.last_value, self.last_mass = value, mass
+            self.judged = None
+            return Frontier(growing.token.new_zeros(1), self.top_k) if self.silence <= 0 else None
+        value, mass = (0.0, 1.0) if self.judged is None else (self.judged.value, self.judged.mass)
+        self.judged = self.judge(growing)
+        self.added[level - 1].add(self.judged.value - value, mass)
         step = self.best_rate * self.cost.draft(self.top_k, self.context)
-        if level == self.depth or self.added[level].value * mass <= step:
+        if level == self.depth or self.added[level].value * self.judged.mass <= step:
             return None
-        return Frontier(best, self.top_k)
+        return Frontier(self.judged.frontier, self.top_k)
 
     def select(self, growing: GrowingTree) -> Tensor:
         if not growing.levels:
             return growing.token.new_empty(0)
-        node, size, _ = self.best_value(growing)
-        promised = growing.score[node].double().exp().cumsum(0)
-        size, self.promised = torch.stack([size, promised[(size - 1).clamp(min=0)]]).tolist()  # n*'s transfer
-        return node[: int(size)]
+        judged = self.judge(growing)
+        self.promised = judged.promised
+        return judged.node[: judged.size]
 
     def observe(self, row) -> None:
         """Learn from a finished pass."""
