@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pandas as pd
@@ -40,7 +41,8 @@ def results(work: Path) -> pd.DataFrame:
     names = ["tokens_per_second", "speedup"]
     columns = ["policy", *(f"{name}{end}" for name in names for end in ("", "_low", "_high"))]
     table = table.assign(predicted=table.policy.map(predicted)).merge(timed[columns], "outer", "policy")
-    return table.assign(family=table.policy.map(family)).sort_values(["family", "nodes"])
+    table = table.assign(family=table.policy.map(family)).sort_values(["family", "nodes"])
+    return table.assign(policy=table.policy.str.replace(r"=[^,()]*/(\w+)(\.json)?", r"=\1", regex=True))  # folders
 
 
 def is_sweep(folder: Path) -> bool:
@@ -51,11 +53,13 @@ def is_sweep(folder: Path) -> bool:
 def folklore(nodes: pd.DataFrame) -> pd.DataFrame:
     """What the N-th node, later siblings, and deep nodes under shaky ancestors are worth."""
     nodes = analysis.with_ancestry(nodes)
-    edges = [0, 1, 2, 3, 4, 8, 16, 32, nodes.place.max() + 1]
+    last = nodes.place.max()
+    edges = [*(edge for edge in (0, 1, 2, 3, 4, 8, 16, 32) if edge < last), last]
+    names = [f"{low + 1}–{high}" if high > low + 1 else str(high) for low, high in pairwise(edges)]
     deep = nodes.depth >= DEEP
     under = (nodes.weakest < SHAKY).map({True: "under a shaky ancestor", False: "under sure ancestors"})
     questions = {
-        "place in the tree": pd.cut(nodes.place, edges).map(lambda span: f"{span.left + 1}–{span.right}"),
+        "place in the tree": pd.cut(nodes.place, edges, labels=names),
         "rank among siblings": nodes["rank"]
         .clip(upper=3)
         .map(lambda rank: f"{rank}{' or later' if rank == 3 else ''}"),
