@@ -11,8 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 
@@ -50,16 +49,9 @@ def write_table(table: pa.Table, path: str | Path) -> None:
 
 
 def write_tensors(path: str | Path, tensors: dict[str, Tensor]) -> None:
-    """Write a safetensors file.
-
-    Raises:
-        OSError: it cannot be written (safetensors has an exception of its own for that).
-    """
+    """Write a safetensors file, readable for whom the system lets read new files (`save_file` lets the owner alone)."""
     with replacing(path) as temporary:
-        try:
-            save_file(tensors, temporary)
-        except SafetensorError as error:
-            raise OSError(f"cannot write {path}: {error}") from error
+        temporary.write_bytes(save(tensors))
 
 
 def write_state(path: str | Path, state: dict) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -362,11 +363,11 @@ def test_taps_beyond_the_target(tmp_path, target, taps):
 def interrupted(monkeypatch):
     """Writing weights fails halfway."""
 
-    def failing(weights, path):
-        path.write_bytes(b"half")
+    def failing(path, weights):
+        path.write_text("half")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("eagle_tree.files.save_file", failing)
+    monkeypatch.setattr(Path, "write_bytes", failing)
 
 
 def test_an_interrupted_save_leaves_the_old_head(folder, target, interrupted):

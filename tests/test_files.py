@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
-from eagle_tree.files import replacing
+from eagle_tree.files import replacing, write_tensors
 
 
 def test_the_file_appears_only_once_it_is_whole(tmp_path: Path):
@@ -27,3 +28,9 @@ def test_an_error_keeps_the_old_file_and_leaves_no_other(tmp_path: Path):
         raise OSError(28, "No space left on device")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_weights_may_be_read_by_whom_other_new_files_may(tmp_path: Path):
+    (tmp_path / "other").touch()
+    write_tensors(tmp_path / "model.safetensors", {"weight": torch.zeros(2)})
+    assert (tmp_path / "model.safetensors").stat().st_mode == (tmp_path / "other").stat().st_mode
