@@ -601,7 +601,7 @@ def test_the_configuration_of_a_drafter_builds_it(tmp_path, target, name, kind):
     assert isinstance(drafter, MedusaDrafter if kind == "medusa" else EagleDrafter)
 
 
-@pytest.mark.parametrize("kind", ["eagle3"])
+@pytest.mark.parametrize("kind", ["eagle3", "eagle2", "medusa"])
 def test_a_bundled_drafter_is_refused_by_another_target(target, kind):
     with pytest.raises(ValueError, match=r"was trained for smollm2-135m .* not for tiny-llama"):
         load_bundled(target, kind)
