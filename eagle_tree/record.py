@@ -164,8 +164,10 @@ def finished_parts(parts: Path, table: str) -> list[Path]:
 def read_run(folder: str | Path, table: str) -> pd.DataFrame:
     """A table of a run as a data frame; an interrupted run gives its finished prompts.
 
+    Columns that this version does not know are left out.
+
     Raises:
-        ValueError: unknown table. FileNotFoundError: no run in the folder.
+        ValueError: unknown table, or a file of another schema. FileNotFoundError: no run in the folder.
     """
     if table not in TABLES:
         raise ValueError(f"table={table!r} is not one of {', '.join(TABLES)}")
@@ -174,4 +176,29 @@ def read_run(folder: str | Path, table: str) -> pd.DataFrame:
     paths = [whole] if whole.is_file() else finished_parts(folder / "parts", table)
     if not paths:
         raise FileNotFoundError(f"no recorded {table} in {folder}")
-    return pa.concat_tables([pq.read_table(path) for path in paths]).to_pandas()
+    return pa.concat_tables([read_table(path, TABLES[table]) for path in paths]).to_pandas()
+
+
+def read_table(path: Path, schema: pa.Schema) -> pa.Table:
+    """The columns of a schema from a file, as its types.
+
+    Raises:
+        ValueError: the file is no Parquet file, or lacks a column, or has one whose values are of another kind.
+    """
+    try:
+        found = pq.read_table(path)
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"{path} is no Parquet file: {error}") from None
+    columns, faults = [], []
+    for field in schema:
+        if field.name not in found.column_names:
+            faults.append(f"{field.name} is missing")
+            continue
+        column = found.column(field.name)
+        try:
+            columns.append(column.cast(field.type))
+        except pa.ArrowException:
+            faults.append(f"{field.name} is {column.type}, not {field.type}")
+    if faults:
+        raise ValueError(f"{path} was recorded under another schema: {'; '.join(faults)}")
+    return pa.Table.from_arrays(columns, schema=schema)

@@ -279,3 +279,39 @@ def test_reading_names_what_is_missing(tmp_path):
     RunWriter(tmp_path / "run")
     with pytest.raises(FileNotFoundError, match=r"no recorded nodes in .*run"):  # before its first prompt
         read_run(tmp_path / "run", "nodes")
+
+
+def test_a_table_of_another_schema_is_named_by_its_columns(tmp_path):
+    writer = RunWriter(tmp_path / "run")
+    write(writer, "q1")
+    writer.close({})
+    path = tmp_path / "run" / "nodes.parquet"
+    table = read_run(tmp_path / "run", "nodes")
+    table.drop(columns="score").assign(token="a word").to_parquet(path)
+    faults = "score is missing; token is .*string, not int32|token is .*string, not int32; score is missing"
+    with pytest.raises(ValueError, match=f"nodes.parquet was recorded under another schema: ({faults})"):
+        read_run(tmp_path / "run", "nodes")
+    path.write_bytes(b"half a file")
+    with pytest.raises(ValueError, match=r"nodes.parquet is no Parquet file"):
+        read_run(tmp_path / "run", "nodes")
+
+
+def test_columns_that_are_not_ours_are_left_out_and_other_widths_are_ours(tmp_path):
+    """Another program may have written the table."""
+    writer = RunWriter(tmp_path / "run")
+    write(writer, "q1")
+    writer.close({})
+    table = read_run(tmp_path / "run", "nodes")
+    table.assign(note="mine", token=table.token.astype("int64")).to_parquet(tmp_path / "run" / "nodes.parquet")
+    pd.testing.assert_frame_equal(read_run(tmp_path / "run", "nodes"), table)
+
+
+def test_parts_of_different_schemas_are_not_mixed(tmp_path):
+    """An interrupted run that an older version began: its parts have other columns."""
+    writer = RunWriter(tmp_path / "run")
+    write(writer, "a")
+    write(writer, "b")
+    part = tmp_path / "run" / "parts" / "passes-000000.parquet"
+    pd.read_parquet(part).drop(columns="draft_steps").to_parquet(part)
+    with pytest.raises(ValueError, match=r"passes-000000.parquet .* another schema: draft_steps is missing"):
+        read_run(tmp_path / "run", "passes")
