@@ -67,6 +67,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "analysis": {"record", "trace", "cost", "calibration"},
     "plots": {"files", "analysis"},
+    "explore": set(),
 }  # fmt: skip
 """Module (without the package's name) to the house modules it may import. Apps may import everything."""
 

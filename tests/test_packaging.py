@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ("eagle_tree", "conf", "pyproject.toml", "README.md", "LICENSE")
-ASSETS = {".safetensors", ".json", ".jsonl", ".md"}
+ASSETS = {".safetensors", ".json", ".jsonl", ".md", ".html"}
 REPORT = """
 import importlib.util, pathlib
 import eagle_tree

@@ -9,6 +9,7 @@ VERBS = {
     "bench": "compare policies on the same prompts: tokens per pass, expected and realised, speed",
     "evaluate": "judge a drafter on its own: hit rates by depth, calibration, tokens per pass",
     "generate": "stream one answer with accepted runs marked",
+    "explore": "show a recorded run's draft trees, pass by pass, on one HTML page",
     "calibrate": "measure what a pass costs here; fit what confidences are worth",
     "corpus": "let a target answer prompts, to train a drafter on",
     "train": "train an EAGLE-3, EAGLE-1/2 or Medusa head for a target on its corpus",
