@@ -181,6 +181,7 @@ class GrowingTree:
         token, parent, depth: `[M] i64`; log_conf, score: `[M] f32`.
         levels: `(start, end)` of the nodes that each expansion appended; the root is no level.
         max_depth: depth of the deepest node that the drafter can propose; None: no limit.
+        widths: how many nodes each expansion expanded: what its drafter step cost depends on.
     """
 
     token: Tensor
@@ -190,6 +191,7 @@ class GrowingTree:
     score: Tensor
     levels: tuple[tuple[int, int], ...] = field(default=())
     max_depth: int | None = None
+    widths: tuple[int, ...] = ()
 
     @classmethod
     def from_root(cls, token: Tensor, max_depth: int | None = None) -> GrowingTree:
@@ -228,6 +230,7 @@ class GrowingTree:
             torch.cat([self.score, self.score[parent] + log_conf]),
             (*self.levels, (start, start + parent.shape[0])),
             self.max_depth,
+            (*self.widths, frontier.node.shape[0]),
         )
 
     def select(self, node: Tensor) -> tuple[Tree, Tensor, Tensor]:

@@ -31,6 +31,13 @@ class Calibrated(Policy):
     def level_wise(self) -> bool:
         return self.policy.level_wise
 
+    @property
+    def fixed_shape(self) -> bool:
+        return self.policy.fixed_shape
+
+    def covering(self) -> Policy:
+        return replace(self, policy=self.policy.covering())
+
     def max_candidates(self) -> int:
         return self.policy.max_candidates()
 
