@@ -242,8 +242,8 @@ class GrowingTree:
             caller asserts it once the pass's transfer has arrived.
         """
         index = torch.cat([node.new_zeros(1), node.sort().values])
-        place = torch.full_like(self.parent, -1)
-        place[index] = torch.arange(index.shape[0], device=index.device)
+        # out of place, so that `torch.vmap` can run it over many trees
+        place = torch.full_like(self.parent, -1).scatter(0, index, torch.arange(index.shape[0], device=index.device))
         parent = place[self.parent[index].clamp(min=0)]
         closed = (parent >= 0).all() & (index.diff() > 0).all()
         # An orphan is caught by the flag above; hanging it under the root keeps the indices legal till then.

@@ -47,8 +47,10 @@ ALLOWED: dict[str, set[str]] = {
         "tree", "noise", "warp", POLICIES, "policy", "accept", "target", "drafter.base", "record", "cache", "clock"
     },
     "trace": {
-        "tree", "noise", "policy", POLICIES, "accept", "decode", "record", "cost", "target", "drafter.base",
-        "calibration",
+        "tree", "noise", "warp", "policy", POLICIES, "decode", "evaluate", "target", "cache", "drafter.base", "files",
+    },
+    "replay": {
+        "tree", "noise", "policy", POLICIES, "accept", "cost", "evaluate", "record", "trace",
     },
     "certify": {"tree", "accept", "noise"},
     "audit": {"decode", "target", "record"},
