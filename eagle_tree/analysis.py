@@ -166,6 +166,29 @@ def tokens_per_pass(passes: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def replayed(passes: pd.DataFrame, bound: pd.DataFrame | None = None) -> pd.DataFrame:
+    """One row a policy of passes whose `pass_s` is a cost table's; `tokens_per_pass`, and NaN without times.
+
+    Columns:
+        tokens_per_second, and its interval; speedup, and its interval: against `autoregressive`, paired by prompt;
+        bound_share: of the tokens per second that the shortest path through the texts reaches (`bound.fastest`).
+    """
+    rows = tokens_per_pass(passes)
+    of_prompt = passes.groupby(["policy", "prompt_id"], sort=False)
+    sums = of_prompt[["emitted", "pass_s"]].sum(min_count=1).rename(columns={"pass_s": "seconds"})
+    baseline = sums.loc["autoregressive"] if "autoregressive" in sums.index else None
+    fastest = float("nan") if bound is None else bound.emitted.sum() / bound.seconds.sum()
+    missing = (float("nan"),) * 3
+    for index, policy in enumerate(rows.policy):
+        timed = passes.pass_s.notna().all()
+        speed = ratio(sums.loc[policy], "emitted", "seconds") if timed else missing
+        faster = speedup(sums.loc[policy], baseline) if timed else missing
+        for name, values in (("tokens_per_second", speed), ("speedup", faster)):
+            rows.loc[index, [name, f"{name}_low", f"{name}_high"]] = values
+        rows.loc[index, "bound_share"] = speed[0] / fastest
+    return rows
+
+
 def reliability(bins: pd.DataFrame) -> pd.DataFrame:
     """Confidence against hits by confidence bin, over all prompts and depths given: confidence, hit_rate, count."""
     sums = bins.groupby("bin")[["count", "confidence", "hits"]].sum()

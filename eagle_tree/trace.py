@@ -145,6 +145,17 @@ def check_same(settings: dict[str, Any], expected: dict[str, Any], where: str, o
         raise ValueError(f"trace: {where} was recorded with {', '.join(different)}, unlike {other}")
 
 
+def holds_trace(folder: str | Path) -> bool:
+    """Whether a folder holds parts of a trace."""
+    return any(Path(folder).glob(PART.format("*")))
+
+
+def stamp(folder: str | Path) -> str:
+    """Changes when a file of a trace does: names, sizes and times of its files."""
+    files = [(path.name, path.stat()) for path in sorted(Path(folder).glob(PART.format("*")))]
+    return json.dumps([[name, state.st_size, state.st_mtime_ns] for name, state in files])
+
+
 def read_parts(folder: str | Path) -> list[Part]:
     """Every part of a trace, in the prompts' order.
 

@@ -52,6 +52,8 @@ ALLOWED: dict[str, set[str]] = {
     "replay": {
         "tree", "noise", "policy", POLICIES, "accept", "cost", "evaluate", "record", "trace",
     },
+    "bound": {"cost", "trace"},
+    "roofline": {"cost"},
     "certify": {"tree", "accept", "noise"},
     "audit": {"decode", "target", "record"},
     "checkpoint": {"files", DRAFTERS},
