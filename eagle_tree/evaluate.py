@@ -190,14 +190,18 @@ def read(target: Target, taps: Sequence[int], text: Text, sampling: Sampling) ->
     ids = torch.tensor([*text.prompt_ids, *text.answer_ids], device=target.device)
     n, positions = len(text.prompt_ids), len(text.answer_ids) - 1
     seen = target.read(ids[:-1], taps, n_logits=max(1, positions))
-    log_probs = None
-    if not sampling.greedy and positions:
-        law, rows = Law(seen.logits, sampling), torch.arange(positions, device=ids.device)
-        log_probs = law.log_probs(rows)
-        while law.uncovered:  # a nucleus wider than what was sorted
-            law = law.widened()
-            log_probs = law.log_probs(rows)
+    log_probs = None if sampling.greedy or not positions else log_laws(seen.logits, sampling)
     return Reading(text, ids[:n], ids[n:], seen.features, log_probs)
+
+
+def log_laws(logits: Tensor, sampling: Sampling) -> Tensor:
+    """The normalised log law `[n, V]` of every row of logits `[n, V]`; one-hot at temperature 0."""
+    law, rows = Law(logits, sampling), torch.arange(logits.shape[0], device=logits.device)
+    log_probs = law.log_probs(rows)
+    while law.uncovered:  # a nucleus wider than what was sorted
+        law = law.widened()
+        log_probs = law.log_probs(rows)
+    return log_probs
 
 
 @torch.inference_mode()

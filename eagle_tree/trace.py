@@ -51,6 +51,20 @@ EXPANSION_SCHEMA = pa.schema(
 )
 """One row an expansion: `position` of its root in the answer, `parent` row (-1: the node is the root), `rank` of the
 node among its parent's candidates; the candidates, best first, and the entropy of the drafter's law, in nats."""
+APPRAISAL_SCHEMA = pa.schema(
+    [
+        ("target_log_prob", pa.list_(pa.float32())),
+        ("target_entropy", pa.list_(pa.float32())),
+        ("levels", pa.int16()),
+        ("root_entropy", pa.float32()),
+        ("best", pa.list_(pa.float32())),
+        ("best_drafted", pa.list_(pa.float32())),
+    ]
+)
+"""What the target thinks (`appraise`), beside the expansions of a sample of positions; null elsewhere. Of every
+candidate its log probability after its path, and the entropy of the law behind it, in nats. In rows of roots: levels
+of candidates, the root's entropy, and P(accepted) of the nodes of the best trees of as many levels, over the whole and
+over the draft vocabulary, the most probable first."""
 ABOUT_KEY = b"eagle_tree_trace"
 PART = "prompt-{}.parquet"
 ABSENT = -2
@@ -71,6 +85,9 @@ class Part:
         settings: what text and expansions depend on, from `trace_settings`.
         requests: digest to name of the policies all of whose requests are in.
         expansions: `EXPANSION_SCHEMA`.
+        sampled: positions that the target appraises, with best trees of `tree_budget` nodes.
+        appraisal: `APPRAISAL_SCHEMA`, row by row beside the expansions; None if there is none, or expansions came
+            after it.
     """
 
     index: int
@@ -79,12 +96,19 @@ class Part:
     settings: dict[str, Any]
     requests: dict[str, str] = field(default_factory=dict)
     expansions: pa.Table = field(default_factory=EXPANSION_SCHEMA.empty_table)
+    sampled: tuple[int, ...] = ()
+    tree_budget: int = 0
+    appraisal: pa.Table | None = None
 
     def write(self, folder: Path) -> Path:
         """Write the part into a trace's folder; the file is whole or as it was."""
-        about = {name: value for name, value in vars(self).items() if name not in ("text", "expansions")}
+        tables = ("expansions", "appraisal")
+        about = {name: value for name, value in vars(self).items() if name not in ("text", *tables)}
         about["text"] = asdict(self.text)
-        table = self.expansions.replace_schema_metadata({ABOUT_KEY: json.dumps(about)})
+        table = self.expansions
+        for name in APPRAISAL_SCHEMA.names if self.appraisal is not None else ():
+            table = table.append_column(APPRAISAL_SCHEMA.field(name), self.appraisal[name])
+        table = table.replace_schema_metadata({ABOUT_KEY: json.dumps(about)})
         path = part_path(folder, self.text.prompt_id)
         with replacing(path) as temporary:
             # the bytes of confidences compress stream by stream; everything else repeats itself
@@ -108,8 +132,11 @@ class Part:
         try:
             table = pq.read_table(path, page_checksum_verification=True)
             about = json.loads((table.schema.metadata or {})[ABOUT_KEY])
-            text = Text(**about.pop("text"))
-            return cls(text=text, expansions=table.cast(EXPANSION_SCHEMA), **about)
+            text, sampled = Text(**about.pop("text")), tuple(about.pop("sampled"))
+            expansions = table.select(EXPANSION_SCHEMA.names).cast(EXPANSION_SCHEMA)
+            appraised = "best" in table.column_names
+            appraisal = table.select(APPRAISAL_SCHEMA.names).cast(APPRAISAL_SCHEMA) if appraised else None
+            return cls(text=text, expansions=expansions, sampled=sampled, appraisal=appraisal, **about)
         except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"trace: {path} is truncated or damaged ({error}); delete it, and `eagle-tree trace` records it again"
@@ -315,7 +342,9 @@ def recorded(part: Part, drafter: Drafter, policies: dict[str, Policy], reading:
         for _, policy in missing.values():
             grow(recorder, policy, pending, noise)
     requests = {**part.requests, **{key: name for key, (name, _) in missing.items()}}
-    return replace(part, requests=requests, expansions=recorder.table())
+    table = recorder.table()
+    appraisal = part.appraisal if table.equals(part.expansions) else None
+    return replace(part, requests=requests, expansions=table, appraisal=appraisal)
 
 
 # --- reading ---
@@ -332,6 +361,7 @@ class Memo:
         token: `[E+1, K] i32`; log_conf: `[E+1, K] f32`, padded like row E.
         child: `[E+1, K] i32`, the row of each candidate.
         entropy: `[E+1] f32`; n_candidates: `[E+1] i64`.
+        target_log_prob: `[E+1, K] f32`, NaN where the target was not asked; None if it never was.
     """
 
     root: Tensor
@@ -340,10 +370,12 @@ class Memo:
     child: Tensor
     entropy: Tensor
     n_candidates: Tensor
+    target_log_prob: Tensor | None = None
 
     @classmethod
-    def of(cls, tables: Sequence[pa.Table], positions: Sequence[int]) -> Memo:
-        """The memo of some prompts' expansions, of so many positions each, side by side."""
+    def of(cls, parts: Sequence[Part]) -> Memo:
+        """The memo of some prompts' expansions, side by side."""
+        tables, positions = [part.expansions for part in parts], [len(part.text.answer_ids) - 1 for part in parts]
         sizes = [table.num_rows for table in tables]
         row_start, position_start = (np.cumsum([0, *counts])[:-1] for counts in (sizes, positions))
         table = pa.concat_tables(tables).combine_chunks()
@@ -361,8 +393,21 @@ class Memo:
         root = np.full(sum(positions), count)
         root[position[~inside]] = np.flatnonzero(~inside)
         entropy = np.append(column["entropy"], np.float32(0))
-        arrays = (root, token, log_conf, child, entropy, candidates.astype(np.int64))
+        arrays = [root, token, log_conf, child, entropy, candidates.astype(np.int64)]
+        if any(part.appraisal is not None for part in parts):
+            lists = [appraised_column(part, "target_log_prob") for part in parts]
+            asked = np.append(np.concatenate([column.is_valid().to_numpy(False) for column in lists]), False)
+            log_prob = np.full(filled.shape, np.nan, np.float32)
+            log_prob[filled & asked[:, None]] = np.concatenate([column.flatten().to_numpy() for column in lists])
+            arrays.append(log_prob)
         return cls(*map(torch.from_numpy, arrays))
+
+
+def appraised_column(part: Part, name: str) -> pa.Array:
+    """A column of a part's appraisal, all null if there is none."""
+    if part.appraisal is None:
+        return pa.nulls(part.expansions.num_rows, APPRAISAL_SCHEMA.field(name).type)
+    return part.appraisal[name].combine_chunks()
 
 
 class Remembered(Drafter):
@@ -444,7 +489,7 @@ class Trace:
     @cached_property
     def memo(self) -> Memo:
         """The expansions of all prompts."""
-        return Memo.of([part.expansions for part in self.parts], self.positions)
+        return Memo.of(self.parts)
 
     @cached_property
     def readings(self) -> list[Reading]:

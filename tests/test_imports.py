@@ -52,6 +52,10 @@ ALLOWED: dict[str, set[str]] = {
     "replay": {
         "tree", "noise", "policy", POLICIES, "accept", "cost", "evaluate", "record", "trace",
     },
+    "appraise": {
+        "tree", "noise", "warp", "policy", "cache", "decode", "evaluate", "target", "drafter.base", "trace",
+    },
+    "regret": {"tree", "noise", "policy", POLICIES, "decode", "analysis", "replay", "trace"},
     "bound": {"cost", "trace"},
     "roofline": {"cost"},
     "certify": {"tree", "accept", "noise"},

@@ -95,7 +95,7 @@ def part_of(answer: list[int], name: str = "a", index: int = 0, **changes) -> Pa
 
 
 def memo_of(part: Part) -> Memo:
-    return Memo.of([part.expansions], [len(part.text.answer_ids) - 1])
+    return Memo.of([part])
 
 
 def same_pool(ours: GrowingTree, theirs: GrowingTree) -> bool:

@@ -6,15 +6,18 @@ adds what it lacks: one forward of the target over each text, then the drafter a
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 from tqdm import tqdm
 
+from eagle_tree.appraise import appraised, sample
 from eagle_tree.apps import common
 from eagle_tree.apps.bench import chosen_policies
+from eagle_tree.drafter.base import Drafter
 from eagle_tree.evaluate import Text, answered, read
 from eagle_tree.noise import Noise
 from eagle_tree.policy import Policy
@@ -43,9 +46,12 @@ def trace(config: DictConfig) -> dict[str, Any]:
     policies = chosen_policies(config)
     if not any(policy.max_candidates() for policy in policies.values()):
         raise ValueError(f"policy: {', '.join(policies)} never draft: there is nothing to record")
-    ahead = config.trace.ahead
-    if not isinstance(ahead, int) or ahead < 0:
-        raise ValueError(f"trace.ahead={ahead!r} must be an integer >= 0")
+    for name, least in (("ahead", 0), ("positions", 1), ("budget", 1)):
+        value = config.trace[name]
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ValueError(f"trace.{name}={value!r} must be an integer >= {least}")
+    if not isinstance(config.trace.target_prob, bool):
+        raise ValueError(f"trace.target_prob={config.trace.target_prob!r} must be true or false")
     if config.get("drafter") is None:
         raise ValueError("drafter: none is given, and a drafter is what is recorded")
     folder = Path(config.folder if config.extend is None else config.extend)
@@ -74,10 +80,16 @@ def trace(config: DictConfig) -> dict[str, Any]:
         path = folder / "texts.parquet" if config.texts is None else Path(config.texts)
         stream = answered(path, target, texts, sampling, max_new_tokens, seed)
         wanted = (known_or_new(known, Part(index, text, [], settings)) for index, text in enumerate(stream))
+    total = len(texts) or len(parts)
+    share = Share(config.trace.ahead, math.ceil(config.trace.positions / total), config.trace.budget)
+    share = share if config.trace.target_prob else replace(share, positions=0)
     try:
-        bar = tqdm(wanted, "prompts", len(texts) or len(parts), unit="prompt", dynamic_ncols=True)
-        done = [record(target, drafter, policies, part, folder, sampling, ahead, part.text.prompt_id in known)
-                for part in bar]  # fmt: skip
+        done = []
+        for part in tqdm(wanted, "prompts", total, unit="prompt", dynamic_ncols=True):
+            new = record(target, drafter, policies, part, sampling, share, part.text.prompt_id in known)
+            if new is not known.get(part.text.prompt_id):
+                new.write(folder)
+            done.append(new)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"the finished prompts are kept in {folder}; the same command goes on") from None
     return report(folder, done, sum(part.expansions.num_rows for part in known.values()))
@@ -88,30 +100,49 @@ def known_or_new(known: dict[str, Part], new: Part) -> Part:
     part = known.get(new.text.prompt_id, new)
     if part.text != new.text:
         raise ValueError(f"trace: prompt {new.text.prompt_id!r} has another text there; name another folder")
-    return replace(part, index=new.index)
+    return part
+
+
+@dataclass(frozen=True)
+class Share:
+    """What is recorded of one prompt, beside expansions.
+
+    Attributes:
+        ahead: tokens behind the text; positions: appraised by the target, 0 for none; budget: nodes of its best trees.
+    """
+
+    ahead: int
+    positions: int
+    budget: int
 
 
 def record(
     target: Target,
-    drafter,
+    drafter: Drafter,
     policies: dict[str, Policy],
     part: Part,
-    folder: Path,
     sampling: Sampling,
-    ahead: int,
+    share: Share,
     on_disk: bool,
 ) -> Part:
-    """The part with all that the policies ask, on disk."""
+    """The part with all that the policies ask, and with the target's opinion if a share of it is wanted or was there.
+
+    The same object if nothing was lacking.
+    """
+    seed = part.settings["seed"]
     if not on_disk:
-        seed, cache = part.settings["seed"], target.new_cache()
-        part = replace(part, ahead_ids=continued(target, part.text, ahead, sampling, seed, cache))
-    missing = lacking(part, policies)
-    if missing:
+        part = replace(part, ahead_ids=continued(target, part.text, share.ahead, sampling, seed, target.new_cache()))
+    if lacking(part, policies):
         reading = read(target, drafter.taps, part.text, Sampling())  # of the forward, the features alone are needed
-        noise = Noise(part.settings["seed"], part.text.prompt_id, target.device)
-        part = recorded(part, drafter, policies, reading, noise)
-    if missing or not on_disk:
-        part.write(folder)
+        part = recorded(part, drafter, policies, reading, Noise(seed, part.text.prompt_id, target.device))
+    positions, budget = part.sampled, part.tree_budget
+    if len(positions) < min(share.positions, len(part.text.answer_ids) - 1) or (
+        share.positions and share.budget > budget
+    ):
+        part = replace(part, appraisal=None)
+        positions, budget = sample(part, share.positions), max(share.budget, budget)
+    if positions and part.appraisal is None:
+        part = appraised(part, target, sampling, positions, budget, drafter.target_id)
     return part
 
 
@@ -123,6 +154,7 @@ def report(folder: Path, parts: list[Part], before: int) -> dict[str, Any]:
     expansions = sum(part.expansions.num_rows for part in parts)
     size = size_on_disk(folder)
     names = sorted({name for part in parts for name in part.requests.values()})
+    appraised = sum(len(part.sampled) for part in parts)
     result = {
         "folder": str(folder),
         "prompts": len(parts),
@@ -131,6 +163,7 @@ def report(folder: Path, parts: list[Part], before: int) -> dict[str, Any]:
         "added": expansions - before,
         "bytes": size,
         "bytes_per_position": size / positions,
+        "appraised_positions": appraised,
         "policies": names,
     }
     row = {
@@ -140,6 +173,7 @@ def report(folder: Path, parts: list[Part], before: int) -> dict[str, Any]:
         "added now": str(expansions - before),
         "a position": f"{expansions / positions:.1f}",
         "bytes a position": f"{size / positions:.0f}",
+        "appraised": str(appraised),
     }
     print("\n".join(common.aligned([row])))
     print(f"\nall requests of: {', '.join(names)}\nrecorded in {folder}\n")
