@@ -223,6 +223,13 @@ def holm(p: np.ndarray) -> np.ndarray:
     return corrected
 
 
+def prompt_sums(passes: pd.DataFrame) -> pd.DataFrame:
+    """Passes, emitted tokens and seconds (NaN without times) by policy and prompt, in the order of first appearance."""
+    of_prompt = passes.groupby(["policy", "prompt_id"], sort=False)
+    sums = of_prompt.agg(passes=("pass_id", "size"), emitted=("emitted", "sum"))
+    return sums.assign(seconds=of_prompt.pass_s.sum(min_count=1))
+
+
 def replayed(passes: pd.DataFrame, bound: pd.DataFrame | None = None) -> pd.DataFrame:
     """One row a policy of passes whose `pass_s` is a cost table's; `tokens_per_pass`, and NaN without times.
 
@@ -230,9 +237,7 @@ def replayed(passes: pd.DataFrame, bound: pd.DataFrame | None = None) -> pd.Data
         tokens_per_second, and its interval; speedup, and its interval: against `autoregressive`, paired by prompt;
         bound_share: of the tokens per second that the shortest path through the texts reaches (`bound.fastest`).
     """
-    rows = tokens_per_pass(passes)
-    of_prompt = passes.groupby(["policy", "prompt_id"], sort=False)
-    sums = of_prompt[["emitted", "pass_s"]].sum(min_count=1).rename(columns={"pass_s": "seconds"})
+    rows, sums = tokens_per_pass(passes), prompt_sums(passes)
     baseline = sums.loc["autoregressive"] if "autoregressive" in sums.index else None
     fastest = float("nan") if bound is None else bound.emitted.sum() / bound.seconds.sum()
     missing = (float("nan"),) * 3

@@ -53,6 +53,11 @@ class Judged(Remembered):
         return draft
 
 
+def learns(policy: Policy) -> bool:
+    """Whether a policy's requests depend on the passes before, so that others cover them."""
+    return digest(policy.covering()) != digest(policy)
+
+
 @torch.inference_mode()
 def regrets(trace: Trace, policy: Policy, name: str) -> pd.DataFrame:
     """One row a sampled position: policy (its name), prompt_id, position, nodes, `BOUNDS` and `PARTS`.
@@ -62,7 +67,7 @@ def regrets(trace: Trace, policy: Policy, name: str) -> pd.DataFrame:
             before), requests that the trace does not hold, or trees larger than the trace's best ones.
     """
     check_replayable(trace, policy)
-    if digest(policy.covering()) != digest(policy):
+    if learns(policy):
         raise ValueError(f"{name} learns from pass to pass: it has no tree of its own at a sampled position")
     if trace.memo.target_log_prob is None:
         raise ValueError(

@@ -178,9 +178,10 @@ def holds_trace(folder: str | Path) -> bool:
 
 
 def stamp(folder: str | Path) -> str:
-    """Changes when a file of a trace does: names, sizes and times of its files."""
-    files = [(path.name, path.stat()) for path in sorted(Path(folder).glob(PART.format("*")))]
-    return json.dumps([[name, state.st_size, state.st_mtime_ns] for name, state in files])
+    """Changes when a trace's place does, or a file of it: names, sizes and times."""
+    folder = Path(folder).resolve()
+    files = [(path.name, path.stat()) for path in sorted(folder.glob(PART.format("*")))]
+    return json.dumps([str(folder), [[name, state.st_size, state.st_mtime_ns] for name, state in files]])
 
 
 def read_parts(folder: str | Path) -> list[Part]:

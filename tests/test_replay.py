@@ -260,6 +260,10 @@ def test_what_was_made_for_something_else_is_refused():
     warm = Calibrated(Chain(2), Temperatures((1.0,), greedy=False))
     with pytest.raises(ValueError, match="fitted at T > 0; at T = 0"):
         replay(trace, warm)
+    other = Calibrated(Chain(2), Temperatures((1.0,), greedy=True, drafter="e"))
+    with pytest.raises(ValueError, match="the calibration is of drafter e; here it is d"):
+        replay(trace, other)
+    replay(trace, Calibrated(Chain(2), Temperatures((1.0,), greedy=True, drafter="d")))
     with pytest.raises(ValueError, match="asks for 7 candidates a node; the drafter's vocabulary has 6"):
         replay(trace, Eagle2(9, 7, 1))
 

@@ -80,7 +80,8 @@ def bench(config: DictConfig) -> dict[str, Any]:
         raise KeyboardInterrupt(f"{writer.n_prompts} finished answers are kept in {folder}") from None
     except ArithmeticError as error:
         raise ArithmeticError(f"{error}; {writer.n_prompts} finished answers are kept in {folder}") from error
-    writer.close({**common.provenance(target, config), "wall_s": time.perf_counter() - started})
+    about = {**common.provenance(target, config), "drafter_fingerprint": drafter.fingerprint}
+    writer.close({**about, "wall_s": time.perf_counter() - started})
     return report(folder, sampling)
 
 

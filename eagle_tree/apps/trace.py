@@ -62,11 +62,13 @@ def trace(config: DictConfig) -> dict[str, Any]:
     options = parts[0].settings if config.extend is not None else config
     sampling = Sampling(options["temperature"], options["top_k"], options["top_p"])
     seed, max_new_tokens = options["seed"], options["max_new_tokens"]
-    for policy in policies.values():
+    for policy in policies.values():  # before a model is loaded
         policy.check_machine({"greedy": sampling.greedy})
 
     target = common.build_target(config.target)
     drafter = common.build_drafter(config.drafter, target)
+    for policy in policies.values():
+        policy.check_machine({"drafter": drafter.fingerprint})
     texts = [Text(one.id, one.category, target.encode_chat(list(one.messages))) for one in prompts]
     requests = [(text.prompt_id, text.prompt_ids) for text in texts or (part.text for part in parts)]
     common.check_requests(target, drafter, policies.values(), requests, max_new_tokens, sampling)

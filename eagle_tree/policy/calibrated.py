@@ -53,10 +53,14 @@ class Calibrated(Policy):
         return self.policy.select(self.calibrated(growing))
 
     def check_machine(self, about: dict) -> None:
-        """Also raises ValueError if the calibration was fitted for the other event, T = 0 or T > 0."""
+        """Also raises ValueError if the calibration was fitted for the other event, T = 0 or T > 0, or if `drafter`, a
+        fingerprint, is not of the drafter whose confidences it is of."""
         if "greedy" in about and about["greedy"] != self.calibration.greedy:
             fitted, now = ("T = 0", "T > 0") if self.calibration.greedy else ("T > 0", "T = 0")
             raise ValueError(f"the calibration was fitted at {fitted}; at {now} acceptance is another event")
+        drafter = self.calibration.drafter
+        if None not in (drafter, about.get("drafter")) and about["drafter"] != drafter:
+            raise ValueError(f"the calibration is of drafter {drafter}; here it is {about['drafter']}")
         self.policy.check_machine(about)
 
     def observe(self, row) -> None:
