@@ -220,6 +220,91 @@ def tokens_per_pass(passes: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def compared(sums: pd.DataFrame, numerator: str, denominator: str, reference: str) -> pd.DataFrame:
+    """Policies against one of them, paired by prompt with common resamples: a ratio of ratios of sums.
+
+    Args:
+        sums: indexed by (policy, prompt_id); numerator, denominator: its columns, such as `emitted` and `seconds`.
+        reference: the policy that the others are compared with, on the prompts both have.
+
+    Returns:
+        one row a policy but the reference: policy, prompts, gain (1 is no difference), gain_low, gain_high, p (from the
+        bootstrap, two-sided: how often resamples lie on the other side of 1), p_holm (corrected for all comparisons).
+
+    Raises:
+        ValueError: the reference is not among the policies.
+    """
+    names = list(dict.fromkeys(sums.index.get_level_values(0)))
+    if reference not in names:
+        raise ValueError(f"reference={reference!r} is not among the policies {', '.join(names)}")
+    rows = []
+    for policy in names:
+        if policy == reference:
+            continue
+        both = sums.loc[policy].join(sums.loc[reference].add_suffix("_reference"), how="inner")
+        columns = [numerator, denominator, f"{numerator}_reference", f"{denominator}_reference"]
+        values = both[columns].to_numpy(float)
+        gain, low, high, p = gain_of(values)
+        row = {"policy": policy, "prompts": len(values), "gain": gain, "gain_low": low, "gain_high": high, "p": p}
+        rows.append(row)
+    table = pd.DataFrame(rows, columns=["policy", "prompts", "gain", "gain_low", "gain_high", "p"])
+    return table.assign(p_holm=holm(table.p.to_numpy(float)))
+
+
+def gain_of(values: np.ndarray) -> tuple[float, float, float, float]:
+    """(a / b) / (c / d) of the column sums of `[P, 4]`, its 95 % interval and two-sided p; NaN from a single prompt."""
+
+    def of(sums: np.ndarray) -> np.ndarray:
+        return (sums[..., 0] * sums[..., 3]) / (sums[..., 1] * sums[..., 2])
+
+    if not len(values) or not np.isfinite(values).all():
+        return (float("nan"),) * 4
+    if len(values) < 2:
+        return float(of(values.sum(0))), float("nan"), float("nan"), float("nan")
+    resamples = of(resampled_sums(values))
+    low, high = np.percentile(resamples, INTERVAL)
+    beyond = min((resamples <= 1).sum(), (resamples >= 1).sum())
+    return float(of(values.sum(0))), low, high, min(1.0, 2 * (1 + beyond) / (1 + len(resamples)))
+
+
+def holm(p: np.ndarray) -> np.ndarray:
+    """p-values `[m]` corrected for being many (Holm 1979): the i-th smallest times m - i + 1, never below one before;
+    NaN are no comparisons."""
+    corrected = np.full(len(p), np.nan)
+    known = np.flatnonzero(~np.isnan(p))
+    order = known[np.argsort(p[known], kind="stable")]
+    corrected[order] = np.minimum(1.0, np.maximum.accumulate(p[order] * np.arange(len(order), 0, -1)))
+    return corrected
+
+
+def prompt_sums(passes: pd.DataFrame) -> pd.DataFrame:
+    """Passes, emitted tokens and seconds (NaN without times) by policy and prompt, in the order of first appearance."""
+    of_prompt = passes.groupby(["policy", "prompt_id"], sort=False)
+    sums = of_prompt.agg(passes=("pass_id", "size"), emitted=("emitted", "sum"))
+    return sums.assign(seconds=of_prompt.pass_s.sum(min_count=1))
+
+
+def replayed(passes: pd.DataFrame, bound: pd.DataFrame | None = None) -> pd.DataFrame:
+    """One row a policy of passes whose `pass_s` is a cost table's; `tokens_per_pass`, and NaN without times.
+
+    Columns:
+        tokens_per_second, and its interval; speedup, and its interval: against `autoregressive`, paired by prompt;
+        bound_share: of the tokens per second that the shortest path through the texts reaches (`bound.fastest`).
+    """
+    rows, sums = tokens_per_pass(passes), prompt_sums(passes)
+    baseline = sums.loc["autoregressive"] if "autoregressive" in sums.index else None
+    fastest = float("nan") if bound is None else bound.emitted.sum() / bound.seconds.sum()
+    missing = (float("nan"),) * 3
+    for index, policy in enumerate(rows.policy):
+        timed = passes.pass_s.notna().all()
+        speed = ratio(sums.loc[policy], "emitted", "seconds") if timed else missing
+        faster = speedup(sums.loc[policy], baseline) if timed else missing
+        for name, values in (("tokens_per_second", speed), ("speedup", faster)):
+            rows.loc[index, [name, f"{name}_low", f"{name}_high"]] = values
+        rows.loc[index, "bound_share"] = speed[0] / fastest
+    return rows
+
+
 def reliability(bins: pd.DataFrame) -> pd.DataFrame:
     """Confidence against hits by confidence bin, over all prompts and depths given: confidence, hit_rate, count."""
     sums = bins.groupby("bin")[["count", "confidence", "hits"]].sum()

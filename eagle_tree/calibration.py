@@ -46,11 +46,12 @@ class Temperatures:
 
     Attributes:
         temperature: of depth 1, 2, …; deeper nodes use the last.
-        greedy: fitted at T = 0.
+        greedy: fitted at T = 0; drafter: fingerprint of the one whose confidences it is of, None if it is not known.
     """
 
     temperature: tuple[float, ...]
     greedy: bool
+    drafter: str | None = None
 
     def edge(self, log_conf: Tensor, depth: Tensor, rank: Tensor) -> Tensor:
         """Calibrated log confidences `[M] f32` of edges, all `[M]`; depth counts from 1."""
@@ -70,11 +71,12 @@ class Isotonic:
 
     Attributes:
         curve: `[D, R, GRID + 1]`, acceptance at confidences 0, 1/GRID … 1; deeper nodes and later ranks use the last.
-        greedy: fitted at T = 0.
+        greedy, drafter: as in `Temperatures`.
     """
 
     curve: tuple[tuple[tuple[float, ...], ...], ...]
     greedy: bool
+    drafter: str | None = None
 
     def edge(self, log_conf: Tensor, depth: Tensor, rank: Tensor) -> Tensor:
         """As `Temperatures.edge`; linear between the grid's points."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 from scipy.optimize import isotonic_regression
 
 from eagle_tree.files import replacing, write_json
@@ -81,6 +83,27 @@ class CostTable:
         if draft_steps > 1:
             steps += (draft_steps - 1) * self.draft((expanded - 1) / (draft_steps - 1), context)
         return float(self.verify(context)[min(n_nodes + 1, self.largest_n)]) + steps + self.fixed
+
+    def seconds(self, n_nodes: ArrayLike, widths: Sequence[int], context: ArrayLike) -> np.ndarray:
+        """Seconds of passes: `n_nodes` draft nodes verified behind `context` tokens, after one drafter step per width.
+
+        Args:
+            n_nodes, context: numbers, or arrays that broadcast to one entry a pass; widths: of all of them alike.
+        """
+        draft = sum(count * self.at("draft", width, context) for width, count in Counter(widths).items())
+        return self.at("verify", np.asarray(n_nodes) + 1, context) + draft + self.fixed
+
+    def at(self, stage: str, n: ArrayLike, context: ArrayLike) -> np.ndarray:
+        """Seconds of one step of a stage, entry by entry what `verify` and `draft` say; the largest n that was measured
+        serves larger ones."""
+        contexts, curves = self.curves(stage, 1)
+        if not len(contexts):
+            return np.zeros(np.broadcast_shapes(np.shape(n), np.shape(context)))
+        place = np.interp(context, contexts, np.arange(len(contexts)))
+        below = place.astype(int)
+        n = np.minimum(n, curves.shape[1] - 1)
+        low, high = curves[below, n], curves[np.minimum(below + 1, len(contexts) - 1), n]
+        return low + (place - below) * (high - low)
 
     def curve(self, stage: str, batch: int, context: int) -> np.ndarray:
         """Seconds by n at a context, interpolated between the measured contexts and held beyond them."""

@@ -33,6 +33,7 @@ from torch.nn import functional as F
 
 from eagle_tree.calibration import BINS as CALIBRATION_BINS
 from eagle_tree.calibration import confidence_bin
+from eagle_tree.cost import CostTable
 from eagle_tree.decode import generate, grow
 from eagle_tree.drafter.base import Drafter
 from eagle_tree.files import write_table
@@ -163,6 +164,7 @@ class Reading:
         features: `[n + m - 1, taps * H]` at the positions of all tokens but the last; None without taps.
         log_probs: `[P, V]`, the target's log law of answer token p + 1; None at temperature 0, where it is the
             text itself.
+        ahead: `[t]`, how the target goes on behind the answer: no pass emits it, but a path may spell it.
     """
 
     text: Text
@@ -170,6 +172,12 @@ class Reading:
     answer: Tensor
     features: Tensor | None
     log_probs: Tensor | None
+    ahead: Tensor | None = None
+
+    @property
+    def known(self) -> Tensor:
+        """`[m + t]`, the answer and what is known behind it."""
+        return self.answer if self.ahead is None else torch.cat([self.answer, self.ahead])
 
     def rows(self, start: int, end: int) -> Tensor | None:
         """Features of the positions `start … end - 1`, None without taps."""
@@ -182,45 +190,55 @@ def read(target: Target, taps: Sequence[int], text: Text, sampling: Sampling) ->
     ids = torch.tensor([*text.prompt_ids, *text.answer_ids], device=target.device)
     n, positions = len(text.prompt_ids), len(text.answer_ids) - 1
     seen = target.read(ids[:-1], taps, n_logits=max(1, positions))
-    log_probs = None
-    if not sampling.greedy and positions:
-        law, rows = Law(seen.logits, sampling), torch.arange(positions, device=ids.device)
-        log_probs = law.log_probs(rows)
-        while law.uncovered:  # a nucleus wider than what was sorted
-            law = law.widened()
-            log_probs = law.log_probs(rows)
+    log_probs = None if sampling.greedy or not positions else log_laws(seen.logits, sampling)
     return Reading(text, ids[:n], ids[n:], seen.features, log_probs)
+
+
+def log_laws(logits: Tensor, sampling: Sampling) -> Tensor:
+    """The normalised log law `[n, V]` of every row of logits `[n, V]`; one-hot at temperature 0."""
+    law, rows = Law(logits, sampling), torch.arange(logits.shape[0], device=logits.device)
+    log_probs = law.log_probs(rows)
+    while law.uncovered:  # a nucleus wider than what was sorted
+        law = law.widened()
+        log_probs = law.log_probs(rows)
+    return log_probs
 
 
 @torch.inference_mode()
 def follow(
-    drafter: Drafter | None, policy: Policy, reading: Reading, noise: Noise, max_length: int, policy_name: str = ""
+    drafter: Drafter | None,
+    policy: Policy,
+    reading: Reading,
+    noise: Noise,
+    max_length: int,
+    policy_name: str = "",
+    cost: CostTable | None = None,
 ) -> list[PassRow]:
     """The passes of `decode.generate` along a known text, without the target.
 
     The match rule accepts the path that spells the text, whatever the temperature (DESIGN §4). Times and what
-    only the target's forward can tell are NaN; `accepted` of the last pass ends with the text.
+    only the target's forward can tell are NaN; `accepted` of the last pass ends with what is known of the text.
 
     Args:
         drafter: None only with a policy that never drafts.
         noise: of the prompt's sequence, for drafters that look at it.
         max_length: the target's context: near its end a smaller tree must do.
+        cost: what a pass takes, which stands in `pass_s` then: policies observe that, never a clock.
     """
     drafter = drafter if policy.max_candidates() else None
-    text, n, m = reading.text, len(reading.prompt), len(reading.answer)
+    text, n, m, known = reading.text, len(reading.prompt), len(reading.answer), reading.known
     if drafter:
         drafter.start(reading.prompt, reading.rows(0, n), reading.answer[:1])
     rows: list[PassRow] = []
     done = 1  # answer tokens so far; the last is pending
     while done < m:
         position = n + done - 1  # the root's
-        growing = grow(drafter, policy, reading.answer[done - 1 : done], noise)
-        tree, _, closed = growing.select(policy.select(growing))
-        tree = tree.head(max_length - position - 1)
-        accepted, depth, expected, is_closed = transfer(tree, spelled(tree, reading.answer[done - 1 :]), closed)
-        if not is_closed:
+        growing, tree, outcome = known_pass(drafter, policy, known[done - 1 :], noise, max_length - position - 1)
+        accepted, depth, expected, closed = outcome.tolist()  # the pass's one device-to-host transfer
+        if not closed:
             raise AssertionError(f"{type(policy).__name__} selected a node without its parent, or one twice")
-        emitted = min(accepted + 1, m - done)
+        emitted = min(int(accepted) + 1, m - done)
+        seconds = math.nan if cost is None else float(cost.seconds(tree.n_nodes, growing.widths, position))
         rows.append(
             PassRow(
                 policy=policy_name or type(policy).__name__,
@@ -229,13 +247,13 @@ def follow(
                 pass_id=len(rows),
                 context_length=position,
                 n_nodes=tree.n_nodes,
-                depth=depth,
+                depth=int(depth),
                 draft_steps=len(growing.levels),
                 expanded=growing.expanded,
                 expected_draft=expected,
-                accepted=accepted,
+                accepted=int(accepted),
                 emitted=emitted,
-                **UNKNOWN,
+                **{**UNKNOWN, "pass_s": seconds},
             )
         )
         policy.observe(rows[-1])
@@ -245,18 +263,34 @@ def follow(
     return rows
 
 
+def known_pass(
+    drafter: Drafter | None, policy: Policy, tokens: Tensor, noise: Noise, room: int
+) -> tuple[GrowingTree, Tree, Tensor]:
+    """One pass at a place where the text is known: grow, select, accept.
+
+    Args:
+        tokens: `[t]`, the pending token and those that follow it; room: the most draft nodes that fit the context.
+
+    Returns:
+        the pool, the draft tree, and `[4] f64` on the device: accepted nodes, the tree's depth, expected tokens,
+        closure.
+    """
+    growing = grow(drafter, policy, tokens[:1], noise)
+    tree, _, closed = growing.select(policy.select(growing))
+    tree = tree.head(room)
+    accepted = tree.depth.masked_fill(~spelled(tree, tokens), 0).max()
+    outcome = (accepted, tree.depth.max(), tree.expected_draft, closed)
+    return growing, tree, torch.stack([scalar.double() for scalar in outcome])
+
+
 def spelled(tree: Tree, tokens: Tensor) -> Tensor:
     """`[N+1] bool`: the node's whole path spells the text `tokens [t]`, whose first is the root's."""
     expected = F.pad(tokens[: tree.max_depth + 1], (0, max(0, tree.max_depth + 1 - len(tokens))), value=-1)
-    return (~tree.mask | (tree.token == expected[tree.depth])).all(-1)
-
-
-def transfer(tree: Tree, on_text: Tensor, closed: Tensor) -> tuple[int, int, float, bool]:
-    """A pass's one device-to-host transfer: accepted nodes, the tree's depth, expected tokens, closure."""
-    accepted = tree.depth.masked_fill(~on_text, 0).max()
-    scalars = (accepted, tree.depth.max(), tree.expected_draft, closed)
-    accepted, depth, expected, closed = torch.stack([scalar.double() for scalar in scalars]).tolist()
-    return int(accepted), int(depth), expected, bool(closed)
+    right, parent = tree.token == expected[tree.depth], tree.parent.clamp(min=0)
+    on_text = right
+    for _ in range(tree.max_depth):  # after i rounds i + 1 generations are right
+        on_text = right & on_text[parent]
+    return on_text
 
 
 @torch.inference_mode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pandas as pd
@@ -153,6 +154,43 @@ def policy_sweep(results: pd.DataFrame, baseline: float, title: str = "") -> Fig
         axis.grid(alpha=0.25)
     figure.legend(*left.get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=8)
     figure.suptitle(title or "Tree policies by size", fontsize=11)
+    return figure
+
+
+def waterfall(regret: pd.DataFrame, title: str = "") -> Figure:
+    """Where expected tokens are lost, one panel a policy (`regret.decomposed`): from its tree to one accepted whole.
+
+    The first bar is the policy's expected tokens per pass under the target; each step adds what one cause costs, with
+    its 95 % interval over prompts; the last bar is 1 + min(N, D), every node on one path accepted.
+    """
+    steps = {
+        "ordering": "ordering",
+        "pool": "pool",
+        "vocabulary": "draft\nvocabulary",
+        "no_drafter": "no drafter\ncould give",
+    }
+    figure = Figure(figsize=(1.2 + 4.2 * len(regret), 4), layout="constrained")
+    panels = figure.subplots(1, len(regret), sharey=True, squeeze=False)[0]
+    for axis, row in zip(panels, regret.to_dict("records"), strict=True):
+        level = row["policy"]
+        axis.bar(0, level, color=COLORS[0])
+        axis.annotate(f"{level:.2f}", (0, level), ha="center", va="bottom", fontsize=9)
+        for place, name in enumerate(steps, 1):
+            error = [[max(0.0, row[name] - row[f"{name}_low"])], [max(0.0, row[f"{name}_high"] - row[name])]]
+            axis.bar(place, row[name], bottom=level, color=COLORS[place])
+            if not any(math.isnan(side[0]) for side in error):
+                axis.errorbar(place, level + row[name], error, color="0.3", capsize=2, lw=1)
+            axis.plot([place - 1.4, place + 0.4], [level, level], color="0.6", lw=0.8)
+            level += row[name]
+            axis.annotate(f"+{row[name]:.2f}", (place, level), ha="center", va="bottom", fontsize=9)
+        axis.bar(len(steps) + 1, row["whole"], color="0.6")
+        axis.annotate(f"{row['whole']:.2f}", (len(steps) + 1, row["whole"]), ha="center", va="bottom", fontsize=9)
+        axis.set_xticks(range(len(steps) + 2), ["policy", *steps.values(), "accepted\nwhole"], fontsize=8)
+        axis.set_title(f"{row['name']} (N = {row['nodes']:.0f}, {row['positions']} positions)", fontsize=10)
+        axis.grid(axis="y", alpha=0.25)
+    panels[0].set_ylabel("expected tokens per pass under the target")
+    if title:
+        figure.suptitle(title, fontsize=11)
     return figure
 
 

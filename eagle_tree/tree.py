@@ -180,7 +180,7 @@ class GrowingTree:
     Attributes:
         token, parent, depth: `[M] i64`; log_conf, score: `[M] f32`.
         levels: `(start, end)` of the nodes that each expansion appended; the root is no level.
-        expanded: nodes that frontiers asked for, the root included.
+        widths: how many nodes each expansion expanded: what its drafter step cost depends on.
     """
 
     token: Tensor
@@ -189,13 +189,18 @@ class GrowingTree:
     log_conf: Tensor
     score: Tensor
     levels: tuple[tuple[int, int], ...] = field(default=())
-    expanded: int = 0
+    widths: tuple[int, ...] = ()
 
     @classmethod
     def from_root(cls, token: Tensor) -> GrowingTree:
         """A pool that holds the pending token `[1]` alone."""
         zero = torch.zeros(1, dtype=torch.int64, device=token.device)
         return cls(token, zero - 1, zero, zero.float(), zero.float())
+
+    @property
+    def expanded(self) -> int:
+        """Nodes that frontiers asked for, the root included."""
+        return sum(self.widths)
 
     @property
     def n_nodes(self) -> int:
@@ -227,7 +232,7 @@ class GrowingTree:
             torch.cat([self.log_conf, log_conf]),
             torch.cat([self.score, self.score[parent] + log_conf]),
             (*self.levels, (start, start + parent.shape[0])),
-            self.expanded + frontier.node.shape[0],
+            (*self.widths, frontier.node.shape[0]),
         )
 
     def select(self, node: Tensor) -> tuple[Tree, Tensor, Tensor]:
@@ -239,8 +244,8 @@ class GrowingTree:
             caller asserts it once the pass's transfer has arrived.
         """
         index = torch.cat([node.new_zeros(1), node.sort().values])
-        place = torch.full_like(self.parent, -1)
-        place[index] = torch.arange(index.shape[0], device=index.device)
+        # out of place, so that `torch.vmap` can run it over many trees
+        place = torch.full_like(self.parent, -1).scatter(0, index, torch.arange(index.shape[0], device=index.device))
         parent = place[self.parent[index].clamp(min=0)]
         closed = (parent >= 0).all() & (index.diff() > 0).all()
         # An orphan is caught by the flag above; hanging it under the root keeps the indices legal till then.

@@ -33,12 +33,12 @@ def main(arguments: list[str]) -> int:
     return common.run_verb("bench", bench, arguments)
 
 
-def chosen_policies(config: DictConfig) -> dict[str, Policy]:
-    """Policies by label: those of `compare`, then the chosen one."""
-    policies = common.listed_policies(config, "compare")
+def chosen_policies(config: DictConfig, cost: DictConfig | None = None) -> dict[str, Policy]:
+    """Policies by label: those of `compare`, then the chosen one; `cost` as in `build_policy`."""
+    policies = common.listed_policies(config, "compare", cost)
     chosen = HydraConfig.get().runtime.choices["policy"]
     policies.pop(chosen, None)  # the chosen one comes last, as its overrides say
-    return {**policies, chosen: common.build_policy(config.policy)}
+    return {**policies, chosen: common.build_policy(config.policy, cost)}
 
 
 def bench(config: DictConfig) -> dict[str, Any]:
@@ -80,7 +80,8 @@ def bench(config: DictConfig) -> dict[str, Any]:
         raise KeyboardInterrupt(f"{writer.n_prompts} finished answers are kept in {folder}") from None
     except ArithmeticError as error:
         raise ArithmeticError(f"{error}; {writer.n_prompts} finished answers are kept in {folder}") from error
-    writer.close({**common.provenance(target, config), "wall_s": time.perf_counter() - started})
+    about = {**common.provenance(target, config), "drafter_fingerprint": drafter.fingerprint}
+    writer.close({**about, "wall_s": time.perf_counter() - started})
     return report(folder, sampling)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def fit_confidences(config: DictConfig) -> dict[str, Any]:
         judged = [with_fit(judged_nodes(test), fit(train, greedy)) for train, test in (halves, halves[::-1])]
         judged = pd.concat(judged)
         errors[name] = expected_calibration_error(judged.calibrated.to_numpy(), judged.label.to_numpy())
-        fitted[name] = fit(nodes, greedy)
+        fitted[name] = replace(fit(nodes, greedy), drafter=about.get("drafter_fingerprint"))
         calibration.save(fitted[name], Path(config.folder) / f"{name}.json")
     temperatures = fitted["temperatures"].temperature
     regime = "T = 0" if greedy else "T > 0"

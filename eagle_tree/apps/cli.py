@@ -11,6 +11,9 @@ VERBS = {
     "generate": "stream one answer with accepted runs marked",
     "explore": "show a recorded run's draft trees, pass by pass, on one HTML page",
     "calibrate": "measure what a pass costs here; fit what confidences are worth",
+    "trace": "record what a drafter says along the target's texts, for replay",
+    "replay": "run policies on a trace, in a cost table's time; no model",
+    "report": "gather replays and sweeps in one table; where expected tokens are lost",
     "corpus": "let a target answer prompts, to train a drafter on",
     "train": "train an EAGLE-3, EAGLE-1/2 or Medusa head for a target on its corpus",
 }

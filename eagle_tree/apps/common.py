@@ -113,9 +113,15 @@ def build_drafter(config: DictConfig, target: Target) -> Drafter:
     return build(config)(target=target)
 
 
-def build_policy(config: DictConfig) -> Policy:
-    """The policy of a config. EAGLE's `total_token` counts the root: it becomes `budget` here, once."""
+def build_policy(config: DictConfig, cost: DictConfig | None = None) -> Policy:
+    """The policy of a config. EAGLE's `total_token` counts the root: it becomes `budget` here, once.
+
+    Args:
+        cost: the config of a cost table that a policy decides by, in place of its own, whatever machine it is of.
+    """
     fields = OmegaConf.to_container(config, resolve=True)
+    if cost is not None:
+        fields = timed_by(fields, OmegaConf.to_container(cost, resolve=True))
     total_token = fields.pop("total_token", None)
     if total_token is not None:
         if not is_count(total_token, 2):
@@ -127,6 +133,14 @@ def build_policy(config: DictConfig) -> Policy:
         raise ValueError(f"policy: {error}") from None
 
 
+def timed_by(fields: Any, cost: dict[str, Any]) -> Any:
+    """Policy fields in which every `cost`, inner policies' included, is the given one."""
+    if not isinstance(fields, dict):
+        return fields
+    other = {"cost": cost, "other_machine": True} if {"cost", "other_machine"} <= fields.keys() else {}
+    return {**{name: timed_by(value, cost) for name, value in fields.items()}, **other}
+
+
 def named_policy(name: str, option: str) -> DictConfig:
     """The config of a policy by its name in `conf/policy`; an unknown one is an error of the named option."""
     path = conf_dir() / "policy" / f"{name}.yaml"
@@ -136,20 +150,20 @@ def named_policy(name: str, option: str) -> DictConfig:
     return OmegaConf.load(path)
 
 
-def listed_policies(config: DictConfig, option: str) -> dict[str, Policy]:
+def listed_policies(config: DictConfig, option: str, cost: DictConfig | None = None) -> dict[str, Policy]:
     """Policies by label, of a list option such as bench's `compare`.
 
     An entry is the name of a yaml in conf/policy, or a mapping of `policy` (such a name) and fields
     that differ from the yaml's: `compare=[autoregressive,{policy:eagle2,budget:8}]`. A dot leads into the policy
     inside another: `{policy:calibrated,policy.budget:24}`.
     """
-    return dict(listed_policy(entry, option) for entry in OmegaConf.to_container(config, resolve=True)[option])
+    return dict(listed_policy(entry, option, cost) for entry in OmegaConf.to_container(config, resolve=True)[option])
 
 
-def listed_policy(entry: str | dict[str, Any], option: str) -> tuple[str, Policy]:
+def listed_policy(entry: str | dict[str, Any], option: str, cost: DictConfig | None = None) -> tuple[str, Policy]:
     """Label and policy of one entry."""
     if isinstance(entry, str):
-        return entry, build_policy(named_policy(entry, option))
+        return entry, build_policy(named_policy(entry, option), cost)
     if not isinstance(entry, dict) or "policy" not in entry:
         raise ValueError(f"{option}: {entry!r} is neither a policy's name nor {{policy: NAME, field: value}}")
     changes = {field: value for field, value in entry.items() if field != "policy"}
@@ -161,7 +175,7 @@ def listed_policy(entry: str | dict[str, Any], option: str) -> tuple[str, Policy
             raise ValueError(f"{option}: policy {entry['policy']!r} has no field {field!r}")
         fields[name] = value
     label = ",".join(f"{field}={value}" for field, value in changes.items())
-    return f"{entry['policy']}({label})", build_policy(config)
+    return f"{entry['policy']}({label})", build_policy(config, cost)
 
 
 def read_prompts(config: DictConfig) -> list[Prompt]:

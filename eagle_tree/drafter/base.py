@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+
+import torch
 from torch import Tensor, nn
 
 from eagle_tree.noise import Noise
@@ -28,6 +31,19 @@ class Drafter:
     module: nn.Module | None = None
     max_depth: int | None = None
     target_id: Tensor | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of kind, limits, vocabulary and a sample of the weights (as bf16: the load dtype is no matter)."""
+        digest = hashlib.blake2b(digest_size=8)
+        digest.update(f"{type(self).__name__} {self.vocab_size} {self.taps} {self.max_depth}".encode())
+        weights = {} if self.module is None else dict(self.module.state_dict())
+        if self.target_id is not None:
+            weights["target_id"] = self.target_id
+        for name, tensor in sorted(weights.items()):
+            sample = tensor.detach().flatten()[:: max(1, tensor.numel() // 512)].to(torch.bfloat16)
+            digest.update(name.encode() + sample.float().cpu().numpy().tobytes())
+        return digest.hexdigest()
 
     def start(self, prompt_ids: Tensor, features: Tensor | None, pending: Tensor) -> None:
         """Begin a sequence, forgetting the last one.

@@ -30,6 +30,13 @@ class Calibrated(Policy):
         """With the calibration in a file."""
         return cls(policy, calibrations.load(path))
 
+    @property
+    def fixed_shape(self) -> bool:
+        return self.policy.fixed_shape
+
+    def covering(self) -> Policy:
+        return replace(self, policy=self.policy.covering())
+
     def max_candidates(self) -> int:
         return self.policy.max_candidates()
 
@@ -56,10 +63,14 @@ class Calibrated(Policy):
         return self.policy.select(seen)
 
     def check_machine(self, about: dict) -> None:
-        """Also raises ValueError if the calibration was fitted for the other event, T = 0 or T > 0."""
+        """Also raises ValueError if the calibration was fitted for the other event, T = 0 or T > 0, or if `drafter`, a
+        fingerprint, is not of the drafter whose confidences it is of."""
         if "greedy" in about and about["greedy"] != self.calibration.greedy:
             fitted, now = ("T = 0", "T > 0") if self.calibration.greedy else ("T > 0", "T = 0")
             raise ValueError(f"the calibration was fitted at {fitted}; at {now} acceptance is another event")
+        drafter = self.calibration.drafter
+        if None not in (drafter, about.get("drafter")) and about["drafter"] != drafter:
+            raise ValueError(f"the calibration is of drafter {drafter}; here it is {about['drafter']}")
         self.policy.check_machine(about)
 
     def observe(self, row) -> None:

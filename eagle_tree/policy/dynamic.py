@@ -37,6 +37,8 @@ class Eagle2(Policy):
         depth: expansion rounds after the root's.
     """
 
+    fixed_shape = True
+
     budget: int = 59
     top_k: int = 10
     depth: int = 7

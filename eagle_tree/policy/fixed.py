@@ -22,6 +22,8 @@ class Chain(Policy):
         depth: draft tokens in a row.
     """
 
+    fixed_shape = True
+
     depth: int = 5
 
     def __post_init__(self) -> None:
@@ -56,6 +58,8 @@ class Static(Policy):
     Raises:
         ValueError: no path, a rank that is no integer >= 0, a path given twice, or one whose parent is missing.
     """
+
+    fixed_shape = True
 
     choices: Sequence[Sequence[int]]
     _frontiers: tuple[tuple[tuple[int, ...], int], ...] = field(init=False, repr=False, compare=False)

@@ -10,7 +10,9 @@ from torch import Tensor
 from eagle_tree.checks import check_counts
 from eagle_tree.cost import CostTable
 from eagle_tree.policy.base import Policy
-from eagle_tree.tree import Draft, Frontier, GrowingTree, top_nodes
+from eagle_tree.policy.dynamic import Eagle2
+from eagle_tree.policy.stops import DepthStop
+from eagle_tree.tree import Draft, Frontier, GrowingTree, stable_topk, top_nodes
 
 FIRST_SILENCE = 8
 LONGEST_SILENCE = 512
@@ -113,9 +115,13 @@ class RateOptimal(Policy):
         self.added = [Average.prior(0.7, 1.0) for _ in range(self.depth)]
 
     @classmethod
-    def from_folder(cls, cost: str, **fields) -> RateOptimal:
-        """With the cost table in a folder."""
-        return cls(CostTable.load(cost), **fields)
+    def from_folder(cls, cost: str | CostTable, **fields) -> RateOptimal:
+        """With the cost table in a folder, or a table."""
+        return cls(cost if isinstance(cost, CostTable) else CostTable.load(cost), **fields)
+
+    def covering(self) -> Policy:
+        """Every level that may be drafted, whatever a level turns out to be worth: EAGLE-2's growth."""
+        return DepthStop(Eagle2(self.budget, self.top_k, self.depth), self.depth)
 
     def check_machine(self, about: dict) -> None:
         if not self.other_machine:
@@ -148,7 +154,7 @@ class RateOptimal(Policy):
         worth = self.honesty.value * promised - self.price(node.device)[: node.shape[0] + 1]
         value, size = worth.max(0)
         start, end = growing.levels[-1]
-        frontier = start + growing.score[start:end].topk(min(self.top_k, end - start)).indices.sort().values
+        frontier = start + stable_topk(growing.score[start:end], min(self.top_k, end - start))[1].sort().values
         mass = growing.score[frontier].double().exp().sum()
         size, *numbers = torch.stack([size.double(), value, promised[size], mass]).tolist()  # the level's transfer
         return Judged(growing, node, frontier, int(size), *numbers)

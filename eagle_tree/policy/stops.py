@@ -5,7 +5,7 @@ Those that look at confidences cost a device-to-host transfer a level.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -30,6 +30,13 @@ class DepthStop(Policy):
         if not isinstance(self.policy, Policy):
             raise ValueError(f"{type(self).__name__}: policy={self.policy!r} must be a Policy, the one that is stopped")
         check_counts(self, "depth")
+
+    @property
+    def fixed_shape(self) -> bool:
+        return self.policy.fixed_shape
+
+    def covering(self) -> Policy:
+        return replace(self, policy=self.policy.covering())
 
     def max_candidates(self) -> int:
         return self.policy.max_candidates()
@@ -61,6 +68,8 @@ class ConfidenceStop(DepthStop):
         threshold: least sum of their path probabilities that is worth another level; depth: levels at most.
     """
 
+    fixed_shape = False
+
     depth: int = 12
     beam: int = 10
     threshold: float = 0.3
@@ -88,6 +97,8 @@ class EntropyStop(DepthStop):
     Attributes:
         threshold: of √entropy, in √nats; depth: levels at most.
     """
+
+    fixed_shape = False
 
     depth: int = 12
     threshold: float = 1.2

@@ -1,0 +1,182 @@
+"""eagle-tree trace: record what a drafter says along the target's own texts.
+
+Every prompt is one file, whole or absent, so the same command goes on where it stopped, and a longer list of policies
+adds what it lacks: one forward of the target over each text, then the drafter alone.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+from tqdm import tqdm
+
+from eagle_tree.appraise import appraised, sample
+from eagle_tree.apps import common
+from eagle_tree.apps.bench import chosen_policies
+from eagle_tree.drafter.base import Drafter
+from eagle_tree.evaluate import Text, answered, read
+from eagle_tree.noise import Noise
+from eagle_tree.policy import Policy
+from eagle_tree.target import Target
+from eagle_tree.trace import (
+    Part,
+    check_same,
+    continued,
+    holds_trace,
+    lacking,
+    read_parts,
+    recorded,
+    size_on_disk,
+    trace_settings,
+)
+from eagle_tree.warp import Sampling
+
+
+def main(arguments: list[str]) -> int:
+    """Entry point of the verb."""
+    return common.run_verb("trace", trace, arguments)
+
+
+def trace(config: DictConfig) -> dict[str, Any]:
+    """Record or extend the trace that a config describes."""
+    policies = chosen_policies(config)
+    if not any(policy.max_candidates() for policy in policies.values()):
+        raise ValueError(f"policy: {', '.join(policies)} never draft: there is nothing to record")
+    for name, least in (("ahead", 0), ("positions", 1), ("budget", 1)):
+        value = config.trace[name]
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ValueError(f"trace.{name}={value!r} must be an integer >= {least}")
+    if not isinstance(config.trace.target_prob, bool):
+        raise ValueError(f"trace.target_prob={config.trace.target_prob!r} must be true or false")
+    if config.get("drafter") is None:
+        raise ValueError("drafter: none is given, and a drafter is what is recorded")
+    folder = Path(config.folder if config.extend is None else config.extend)
+    parts = read_parts(folder) if config.extend is not None or holds_trace(folder) else []
+    prompts = common.read_prompts(config.data) if config.extend is None else []
+    if not prompts and not parts:
+        raise ValueError("data: no prompts to record on")
+    options = parts[0].settings if config.extend is not None else config
+    sampling = Sampling(options["temperature"], options["top_k"], options["top_p"])
+    seed, max_new_tokens = options["seed"], options["max_new_tokens"]
+    for policy in policies.values():  # before a model is loaded
+        policy.check_machine({"greedy": sampling.greedy})
+
+    target = common.build_target(config.target)
+    drafter = common.build_drafter(config.drafter, target)
+    for policy in policies.values():
+        policy.check_machine({"drafter": drafter.fingerprint})
+    texts = [Text(one.id, one.category, target.encode_chat(list(one.messages))) for one in prompts]
+    requests = [(text.prompt_id, text.prompt_ids) for text in texts or (part.text for part in parts)]
+    common.check_requests(target, drafter, policies.values(), requests, max_new_tokens, sampling)
+    settings = trace_settings(target, drafter, sampling, max_new_tokens, seed)
+    for part in parts[:1]:
+        check_same(part.settings, settings, str(folder), "what is asked for now")
+
+    known = {part.text.prompt_id: part for part in parts}
+    wanted = parts
+    if config.extend is None:
+        path = folder / "texts.parquet" if config.texts is None else Path(config.texts)
+        stream = answered(path, target, texts, sampling, max_new_tokens, seed)
+        wanted = (known_or_new(known, Part(index, text, [], settings)) for index, text in enumerate(stream))
+    total = len(texts) or len(parts)
+    share = Share(config.trace.ahead, math.ceil(config.trace.positions / total), config.trace.budget)
+    share = share if config.trace.target_prob else replace(share, positions=0)
+    try:
+        done = []
+        for part in tqdm(wanted, "prompts", total, unit="prompt", dynamic_ncols=True):
+            new = record(target, drafter, policies, part, sampling, share, part.text.prompt_id in known)
+            if new is not known.get(part.text.prompt_id):
+                new.write(folder)
+            done.append(new)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"the finished prompts are kept in {folder}; the same command goes on") from None
+    return report(folder, done, sum(part.expansions.num_rows for part in known.values()))
+
+
+def known_or_new(known: dict[str, Part], new: Part) -> Part:
+    """The part that is on disk for a prompt, or the new one."""
+    part = known.get(new.text.prompt_id, new)
+    if part.text != new.text:
+        raise ValueError(f"trace: prompt {new.text.prompt_id!r} has another text there; name another folder")
+    return part
+
+
+@dataclass(frozen=True)
+class Share:
+    """What is recorded of one prompt, beside expansions.
+
+    Attributes:
+        ahead: tokens behind the text; positions: appraised by the target, 0 for none; budget: nodes of its best trees.
+    """
+
+    ahead: int
+    positions: int
+    budget: int
+
+
+def record(
+    target: Target,
+    drafter: Drafter,
+    policies: dict[str, Policy],
+    part: Part,
+    sampling: Sampling,
+    share: Share,
+    on_disk: bool,
+) -> Part:
+    """The part with all that the policies ask, and with the target's opinion if a share of it is wanted or was there.
+
+    The same object if nothing was lacking.
+    """
+    seed = part.settings["seed"]
+    if not on_disk:
+        part = replace(part, ahead_ids=continued(target, part.text, share.ahead, sampling, seed, target.new_cache()))
+    if lacking(part, policies):
+        reading = read(target, drafter.taps, part.text, Sampling())  # of the forward, the features alone are needed
+        part = recorded(part, drafter, policies, reading, Noise(seed, part.text.prompt_id, target.device))
+    positions, budget = part.sampled, part.tree_budget
+    if len(positions) < min(share.positions, len(part.text.answer_ids) - 1) or (
+        share.positions and share.budget > budget
+    ):
+        part = replace(part, appraisal=None)
+        positions, budget = sample(part, share.positions), max(share.budget, budget)
+    if positions and part.appraisal is None:
+        part = appraised(part, target, sampling, positions, budget, drafter.target_id)
+    return part
+
+
+def report(folder: Path, parts: list[Part], before: int) -> dict[str, Any]:
+    """Print the table, and return the JSON result."""
+    positions = sum(len(part.text.answer_ids) - 1 for part in parts)
+    if not positions:
+        raise ValueError(f"trace: nothing was recorded in {folder}: every answer ended with its first token")
+    expansions = sum(part.expansions.num_rows for part in parts)
+    size = size_on_disk(folder)
+    names = sorted({name for part in parts for name in part.requests.values()})
+    appraised = sum(len(part.sampled) for part in parts)
+    result = {
+        "folder": str(folder),
+        "prompts": len(parts),
+        "positions": positions,
+        "expansions": expansions,
+        "added": expansions - before,
+        "bytes": size,
+        "bytes_per_position": size / positions,
+        "appraised_positions": appraised,
+        "policies": names,
+    }
+    row = {
+        "prompts": str(len(parts)),
+        "positions": str(positions),
+        "expansions": str(expansions),
+        "added now": str(expansions - before),
+        "a position": f"{expansions / positions:.1f}",
+        "bytes a position": f"{size / positions:.0f}",
+        "appraised": str(appraised),
+    }
+    print("\n".join(common.aligned([row])))
+    print(f"\nall requests of: {', '.join(names)}\nrecorded in {folder}\n")
+    return result
