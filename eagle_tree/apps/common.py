@@ -23,11 +23,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from eagle_tree import __version__
+from eagle_tree.accept import Rule
 from eagle_tree.decode import check_request
 from eagle_tree.drafter.base import Drafter
 from eagle_tree.policy import Policy
 from eagle_tree.prompts import Prompt, load_prompts
 from eagle_tree.target import Target
+from eagle_tree.tree import Draw
 from eagle_tree.warp import Sampling
 
 
@@ -113,6 +115,18 @@ def build_policy(config: DictConfig) -> Policy:
         raise ValueError(f"policy: {error}") from None
 
 
+def build_rule(config: DictConfig) -> tuple[Rule, Draw]:
+    """The acceptance rule of a config, and how candidates are drawn for it."""
+    rule = build(config.accept)()
+    fields = OmegaConf.to_container(config.draw, resolve=True)
+    return rule, Draw(**{**fields, "kind": fields["kind"] or rule.default_draw.kind})
+
+
+def lossy_note(rule: Rule) -> str:
+    """What must stand beside every result of a lossy rule; empty for others."""
+    return "" if rule.lossless else f"LOSSY: accept={type(rule).__name__} emits another law than the target's.\n"
+
+
 def named_policy(name: str, option: str) -> DictConfig:
     """The config of a policy by its name in `conf/policy`; an unknown one is an error of the named option."""
     path = conf_dir() / "policy" / f"{name}.yaml"
@@ -160,13 +174,15 @@ def check_requests(
     prompts: Iterable[tuple[str, list[int]]],
     max_new_tokens: int,
     sampling: Sampling,
+    rule: Rule | None = None,
+    draw: Draw | None = None,
 ) -> None:
     """Raise ValueError, before any work, for what cannot be decoded; `prompts` are ids and tokens."""
     policies = list(policies)
     for prompt_id, ids in prompts:
         for policy in policies:
             try:
-                check_request(target, drafter, policy, ids, max_new_tokens, sampling)
+                check_request(target, drafter, policy, ids, max_new_tokens, sampling, rule, draw)
             except ValueError as error:
                 raise ValueError(f"prompt {prompt_id}: {error}") from None
 
