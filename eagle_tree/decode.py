@@ -22,6 +22,7 @@ from eagle_tree.cache import KVCache
 from eagle_tree.clock import Clock
 from eagle_tree.drafter.base import Drafter
 from eagle_tree.noise import GumbelRows, Noise, PassNoise
+from eagle_tree.pairs import check_pair
 from eagle_tree.policy import Policy
 from eagle_tree.record import NODE_COLUMNS, PassRow
 from eagle_tree.target import Target
@@ -417,3 +418,4 @@ def check_request(
     if rule is not None and wanted:
         draw = draw or rule.default_draw
         draw.at(sampling.temperature)
+        check_pair(rule, draw, policy)
