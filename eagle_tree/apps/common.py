@@ -55,7 +55,8 @@ def run_verb(verb: str, task: Callable[[DictConfig], dict[str, Any]], arguments:
     Errors that a user can cause are shown without a traceback.
 
     Returns:
-        the exit status: 0 only if the task did its job; 130 after Ctrl-C. Errors go to standard error.
+        the exit status: 0 only if the task did its job, and a result that says `passed` says it is true; 130 after
+        Ctrl-C. Errors go to standard error.
     """
     status = 1
 
@@ -77,7 +78,7 @@ def run_verb(verb: str, task: Callable[[DictConfig], dict[str, Any]], arguments:
         else:
             if os.environ.get("RANK", "0") == "0":  # of processes that share the work, one speaks
                 print(json.dumps({"verb": verb, **result}, default=str), flush=True)
-            status = 0
+            status = 0 if result.get("passed", True) else 1
 
     sys.argv = [f"eagle-tree {verb}", *arguments]
     hydra_main(version_base="1.3", config_path=str(conf_dir()), config_name=verb)(wrapped)()
