@@ -10,27 +10,33 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from eagle_tree.accept import Accepted, Match, surprisal
+from eagle_tree.accept import Accepted, Match, Rule, surprisal
+from eagle_tree.accept.base import DRAFT_FAULTS
 from eagle_tree.cache import KVCache
 from eagle_tree.checks import check_count
 from eagle_tree.clock import Clock
 from eagle_tree.drafter.base import Drafter
-from eagle_tree.noise import GumbelRows, Noise
+from eagle_tree.noise import GumbelRows, Noise, PassNoise
+from eagle_tree.pairs import check_pair
 from eagle_tree.policy import Policy
 from eagle_tree.record import NODE_COLUMNS, PassRow
 from eagle_tree.target import Target
-from eagle_tree.tree import GrowingTree, Tree
+from eagle_tree.tree import TOP_K, Draw, GrowingTree, Tree
 from eagle_tree.warp import Law, Sampling
 
 
 class BrokenLogits(ArithmeticError):
     """The target's logits were NaN or infinite where a token had to be drawn."""
+
+
+class BrokenDraft(ArithmeticError):
+    """A draft that is not what the acceptance rule supposes: q is no distribution, or a drawn token is not from it."""
 
 
 @dataclass(frozen=True)
@@ -81,19 +87,22 @@ def generate(
     callback: Callable[[list[int], Pass | None], None] | None = None,
     *,
     sampling: Sampling | None = None,
-    rule: Match | None = None,
+    rule: Rule | None = None,
+    draw: Draw | None = None,
     sequence: int | str = 0,
     policy_name: str | None = None,
     category: str = "",
     record_nodes: bool = True,
     cache: KVCache | None = None,
 ) -> Generation:
-    """Decode one prompt; the emitted tokens depend on neither drafter nor policy.
+    """Decode one prompt. With the match rule, the default, the emitted tokens depend on neither drafter nor policy.
 
     Args:
         target: the model whose text is wanted. drafter: None only with a policy that never drafts.
         prompt_ids: `[n]` token ids. max_new_tokens: emitted exactly, unless the sequence ends.
         temperature, top_p, top_k: as in `Sampling`; `sampling` replaces all three.
+        rule: which drafted tokens are accepted (`accept`). draw: how candidates are taken from the drafter's
+            distribution; None: in the way that the rule is made for.
         seed, sequence: key the noise: same seed and sequence (prompt id), same text.
         stop: token ids that end the sequence, beside the model's own end-of-sequence tokens.
         callback: called with new tokens and their pass (None for prefill's token).
@@ -102,19 +111,19 @@ def generate(
         cache: a one-row cache to reuse; reset before use.
 
     Raises:
-        ValueError: a bad argument, named. BrokenLogits: NaN or infinite logits.
+        ValueError: a bad argument, named. BrokenLogits: NaN or infinite logits. BrokenDraft: a drafter whose q is none.
     """
     sampling = sampling or Sampling(temperature, top_k, top_p)
-    check_request(target, drafter, policy, prompt_ids, max_new_tokens, sampling)
-    drafter = drafter if policy.max_candidates() else None  # a policy that never drafts pays for no drafter
     rule = rule or Match()
+    check_request(target, drafter, policy, prompt_ids, max_new_tokens, sampling, rule, draw)
+    drafter = drafter if policy.max_candidates() else None  # a policy that never drafts pays for no drafter
+    draw = (draw or rule.default_draw).at(sampling.temperature) if drafter else TOP_K
     cache = cache or target.new_cache()
     if cache.max_length < len(prompt_ids) + max_new_tokens:
         raise ValueError(f"cache holds {cache.max_length} positions; {len(prompt_ids)} + {max_new_tokens} are needed")
     cache.reset()
     ending = target.eos_token_ids | frozenset(stop)
-    noise = Noise(seed, sequence, target.device)
-    gumbel = GumbelRows(noise, target.vocab_size)
+    noise = GumbelRows(Noise(seed, sequence, target.device), target.vocab_size)
     taps = drafter.taps if drafter else ()
     result = Generation()
     clock = Clock(target.device)
@@ -131,7 +140,7 @@ def generate(
         root_only = Tree.from_lists([prompt_ids[-1]], [-1], device=target.device)
         law = Law(prefilled.logits, sampling, root_only, prompt[:-1])
         closed = torch.ones((), dtype=torch.bool, device=target.device)
-        first, host = judge(rule, root_only, law, gumbel, len(prompt_ids), closed, False, clock)
+        first, host = judge(rule, root_only, law, noise, len(prompt_ids), closed, False, clock)
         if host.broken:
             raise BrokenLogits(f"the target's logits after the prompt of {len(prompt_ids)} tokens are not finite")
         pending = first.emitted[:1]
@@ -148,7 +157,7 @@ def generate(
             start = clock.now()
             position = len(prompt_ids) + len(result.tokens)  # of the first token that this pass emits
             with clock.stage("grow"):
-                growing = grow(drafter, policy, text[-1:], noise)
+                growing = grow(drafter, policy, text[-1:], noise.for_pass(position), draw)
             with clock.stage("select"):
                 tree, _, closed = growing.select(policy.select(growing))
                 tree = tree.head(cache.room() - 1)  # near the end of the context a smaller tree must do
@@ -156,11 +165,13 @@ def generate(
                 verified = target.verify([tree], cache, taps)[0]
             with clock.stage("accept"):
                 law = Law(verified.logits, sampling, tree, text[:-1])
-            accepted, host = judge(rule, tree, law, gumbel, position, closed, record_nodes, clock)
+            accepted, host = judge(rule, tree, law, noise, position, closed, record_nodes, clock)
             if not host.closed:
                 raise AssertionError(f"{type(policy).__name__} selected a node without its parent, or one twice")
             if host.broken:
                 raise BrokenLogits(f"the target's logits at position {position} are not finite")
+            if host.draft_fault:
+                raise BrokenDraft(f"position {position}: {DRAFT_FAULTS[host.draft_fault]}")
             with clock.stage("compact"):
                 path = accepted.path[: host.n_accepted + 1]
                 cache.keep([host.path])
@@ -168,7 +179,7 @@ def generate(
                 if drafter:
                     drafter.advance(new, None if verified.features is None else verified.features[path])
                 text = torch.cat([text, new])
-                gumbel.forget_before(position + host.n_accepted + 1)
+                noise.forget_before(position + host.n_accepted + 1)
             clock.spans.append(("pass", start, clock.now()))
 
             tokens = truncate(host.emitted, max_new_tokens - len(result.tokens), ending)
@@ -183,24 +194,31 @@ def generate(
     return result
 
 
-def grow(drafter: Drafter | None, policy: Policy, pending: Tensor, noise: Noise) -> GrowingTree:
+def grow(
+    drafter: Drafter | None, policy: Policy, pending: Tensor, noise: PassNoise | None = None, draw: Draw = TOP_K
+) -> GrowingTree:
     """The drafter proposes, the policy says where, frontier by frontier.
 
     A drafter of limited depth ends growth after as many frontiers: no node is deeper than there were frontiers.
+
+    Args:
+        pending: `[1]`, the root's token. noise: of the pass; the most likely candidates (`draw.kind` top_k) need none.
     """
     growing, draft = GrowingTree.from_root(pending), None
     limit = math.inf if drafter is None or drafter.max_depth is None else drafter.max_depth
     while (frontier := policy.frontier(growing, draft)) is not None and len(growing.levels) < limit:
-        draft = drafter.expand(growing, frontier, noise)
+        draft = drafter.expand(growing, replace(frontier, draw=draw), noise)
+        if draw.sampled and draft.log_q is None:
+            raise ValueError(f"{type(drafter).__name__} does not draw its candidates, as draw.kind={draw.kind} asks")
         growing = growing.append(frontier, draft)
     return growing
 
 
 def judge(
-    rule: Match,
+    rule: Rule,
     tree: Tree,
     law: Law,
-    gumbel: GumbelRows,
+    noise: GumbelRows,
     position: int,
     closed: Tensor,
     record_nodes: bool,
@@ -214,7 +232,7 @@ def judge(
     while True:
         if accepted is None:
             with clock.stage("accept"):
-                accepted = rule.accept(tree, law, gumbel, position)
+                accepted = rule.accept(tree, law, noise, position)
                 uncovered = law.uncovered
         with clock.stage("record"):
             measured = measure(rule, tree, law, accepted) if record_nodes else None
@@ -235,7 +253,7 @@ class Measured:
     surprisal: Tensor
 
 
-def measure(rule: Match, tree: Tree, law: Law, accepted: Accepted) -> Measured:
+def measure(rule: Rule, tree: Tree, law: Law, accepted: Accepted) -> Measured:
     """What the target thinks of every node: costs a pass over the vocabulary per node."""
     log_prob = law.node_log_prob(tree)
     columns = {
@@ -252,7 +270,7 @@ def measure(rule: Match, tree: Tree, law: Law, accepted: Accepted) -> Measured:
         "parent_accepted": accepted.tried,
         "target_log_prob": log_prob,
     }
-    expected = rule.reach(tree, log_prob).sum()
+    expected = rule.reach(tree, log_prob, law).sum()
     meter = expected.new_zeros(()) if law.sampling.greedy else surprisal(law, accepted.path, accepted.emitted)
     return Measured(columns, expected, meter)
 
@@ -265,6 +283,7 @@ class HostView:
     broken: bool
     uncovered: bool
     unmeasured: bool
+    draft_fault: int
     n_accepted: int
     depth: int
     expected_draft: float
@@ -290,6 +309,7 @@ def transfer(
         accepted.broken,
         uncovered,
         unmeasured,
+        accepted.draft_fault,
         accepted.n_accepted,
         tree.depth.max(),
         tree.expected_draft,
@@ -300,13 +320,14 @@ def transfer(
     pieces = [torch.stack([scalar.double() for scalar in scalars]), accepted.path, accepted.emitted, *columns]
     packed = torch.cat([piece.double() for piece in pieces]).cpu().numpy()
     flags, path, emitted, rest = np.split(packed, np.cumsum([len(scalars), len(accepted.path), len(accepted.emitted)]))
-    n = int(flags[4])
+    n = int(flags[5])
     table = rest.reshape(len(NODE_COLUMNS), -1)[:, 1:] if measured else np.empty((len(NODE_COLUMNS), 0))
     return HostView(
         *(bool(flag) for flag in flags[:4]),
+        int(flags[4]),
         n,
-        int(flags[5]),
-        *flags[6:].tolist(),
+        int(flags[6]),
+        *flags[7:].tolist(),
         path[: n + 1].astype(int).tolist(),
         emitted[: n + 1].astype(int).tolist(),
         dict(zip(NODE_COLUMNS, table, strict=True)),
@@ -363,6 +384,8 @@ def check_request(
     prompt_ids: Sequence[int],
     max_new_tokens: int,
     sampling: Sampling,
+    rule: Rule | None = None,
+    draw: Draw | None = None,
 ) -> None:
     """Raise ValueError, before any work, for what cannot be decoded."""
     if len(prompt_ids) == 0:
@@ -389,3 +412,7 @@ def check_request(
             f"{type(policy).__name__} asks for top_k={wanted} candidates a node; "
             f"the drafter's vocabulary has {drafter.vocab_size}"
         )
+    if rule is not None and wanted:
+        draw = draw or rule.default_draw
+        draw.at(sampling.temperature)
+        check_pair(rule, draw, policy)

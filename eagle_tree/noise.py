@@ -90,6 +90,50 @@ class GumbelRows:
             self.rows[position] = self.noise.gumbel(position, self.vocab_size, self.stream)
         return self.rows[position]
 
+    def for_pass(self, position: int) -> PassNoise:
+        """The noise of the pass that emits its first token at an absolute position."""
+        return PassNoise(self, position)
+
     def forget_before(self, position: int) -> None:
         """Drop the vectors of positions that are decided."""
         self.rows = {key: row for key, row in self.rows.items() if key >= position}
+
+
+class PassNoise:
+    """The randomness of one pass: all that drafting and acceptance draw with.
+
+    Levels count from the root, 0. The target stream is keyed by absolute position, so what is drawn there depends on
+    neither tree nor pass. Drafts and trials are keyed by the pass and the level: no pass meets the noise of another.
+    (With positions as keys, block verification would be biased: it looks at tokens beyond those that it accepts, and
+    the next pass would draw its own with the noise that made it turn them down.)
+    """
+
+    def __init__(self, rows: GumbelRows, position: int):
+        self.rows = rows
+        self.position = position
+        noise = rows.noise
+        self.own = Noise(noise.seed, f"{noise.sequence}|pass {position}", noise.device)
+
+    def draw(self, level: int, scores: Tensor) -> Tensor:
+        """A token `[1]` from the law whose log-probabilities, up to a constant, are `scores [1, V]`."""
+        return (scores + self.rows.row(self.position + level)).argmax(-1)
+
+    def draw_at(self, level: Tensor, levels: int, scores: Tensor) -> Tensor:
+        """The same where the level `[1]`, one of 0 … levels - 1, is known to the device alone."""
+        return (scores + self.target_gumbel(levels)[level]).argmax(-1)
+
+    def below(self, level: int, index: int, threshold: Tensor) -> Tensor:
+        """Whether the level's uniform variate of that index lies below a threshold `[]`; never below NaN."""
+        return self.own.uniform(level, index + 1, "acceptance")[index] < threshold
+
+    def target_gumbel(self, levels: int) -> Tensor:
+        """`[levels, V] f32`, the Gumbel vectors that the target draws its tokens with at each level."""
+        return torch.stack([self.rows.row(self.position + level) for level in range(levels)])
+
+    def draft_gumbel(self, level: int, size: int) -> Tensor:
+        """`[size] f32` Gumbel variates for the candidates of a level."""
+        return self.own.gumbel(level, size, "draft")
+
+    def draft_uniform(self, level: int, size: int) -> Tensor:
+        """`[size] f64` uniform variates for the candidates of a level."""
+        return self.own.uniform(level, size, "draft")

@@ -277,7 +277,7 @@ class Recorder(Drafter):
 
     def _keep(self, nodes: list[tuple[int, int, int]], lacking: list[bool], draft: Draft) -> None:
         """Take in what was lacking. Candidates that were known stay as they are, and new ones come behind them."""
-        if draft.q is not None:
+        if draft.log_q is not None:
             raise ValueError("trace: the drafter draws its candidates at random; only deterministic ones are recorded")
         token, log_conf = draft.token.cpu().numpy().astype(np.int32), draft.log_conf.float().cpu().numpy()
         if np.isnan(log_conf).any():

@@ -11,7 +11,7 @@ per node, D depth of the tree.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -27,22 +27,31 @@ class Tree:
         parent: `[N+1] i64`, `parent[0] = -1`, `parent[i] < i`.
         log_conf: `[N+1] f32`, the drafter's log confidence of the edge into the node; 0 at the root.
         max_depth: a bound on the depth that the host knows (the number of levels grown); loops use it.
+        max_children: a bound on the children of a node that the host knows; None: N.
+        drawn: what the children were drawn from; None: they were not drawn (the drafter's most likely tokens).
     """
 
     token: Tensor
     parent: Tensor
     log_conf: Tensor
     max_depth: int
+    max_children: int | None = None
+    drawn: Drawn | None = None
 
     @classmethod
     def from_lists(
-        cls, token: Sequence[int], parent: Sequence[int], log_conf: Sequence[float] | None = None, device="cpu"
+        cls,
+        token: Sequence[int],
+        parent: Sequence[int],
+        log_conf: Sequence[float] | None = None,
+        device="cpu",
+        drawn: Drawn | None = None,
     ) -> Tree:
         """Build a tree from Python lists and check every invariant.
 
         Raises:
-            ValueError: the lists disagree in length, a parent does not precede its child, siblings carry
-                the same token, or a log confidence is positive or NaN.
+            ValueError: the lists disagree in length, a parent does not precede its child, a log confidence is
+                positive or NaN, or siblings that were not drawn carry the same token.
         """
         log_conf = [0.0] * len(token) if log_conf is None else log_conf
         if not len(token) == len(parent) == len(log_conf) >= 1:
@@ -55,7 +64,7 @@ class Tree:
             if not log_conf[node] <= 0:
                 raise ValueError(f"log_conf[{node}]={log_conf[node]} must be at most 0")
         edges = list(zip(parent[1:], token[1:], strict=True))
-        if len(set(edges)) < len(edges):
+        if drawn is None and len(set(edges)) < len(edges):
             raise ValueError("siblings of a deterministic tree must carry distinct tokens")
         depth = [0] * len(parent)
         for node in range(1, len(parent)):
@@ -65,6 +74,8 @@ class Tree:
             torch.tensor(parent, dtype=torch.int64, device=device),
             torch.tensor(log_conf, dtype=torch.float32, device=device),
             max(depth),
+            max((parent.count(node) for node in set(parent[1:])), default=0),
+            drawn,
         )
 
     @property
@@ -119,6 +130,18 @@ class Tree:
         return siblings.tril(-1).sum(-1)
 
     @cached_property
+    def children(self) -> Tensor:
+        """`[N+1, max_children] i64`, the children of each node in rank order, 0 where there are fewer.
+
+        Node 0 is the root, nobody's child.
+        """
+        most = self.n_nodes if self.max_children is None else self.max_children
+        children = torch.zeros((self.token.shape[0], most), dtype=torch.int64, device=self.token.device)
+        index = torch.arange(self.token.shape[0], device=self.token.device)
+        children[self.parent[1:], self.rank[1:]] = index[1:]
+        return children
+
+    @cached_property
     def paths(self) -> Tensor:
         """`[N+1, D+1] i64`, node indices from the root to each node, -1 behind its end."""
         index = torch.arange(self.token.shape[0], device=self.token.device)
@@ -137,7 +160,14 @@ class Tree:
         if n_nodes >= self.n_nodes:
             return self
         end = n_nodes + 1
-        return Tree(self.token[:end], self.parent[:end], self.log_conf[:end], min(self.max_depth, n_nodes))
+        return Tree(
+            self.token[:end],
+            self.parent[:end],
+            self.log_conf[:end],
+            min(self.max_depth, n_nodes),
+            self.max_children,
+            self.drawn and replace(self.drawn, row=self.drawn.row[:end]),
+        )
 
 
 def descend(start: Tensor, parent: Tensor, edge: Tensor, levels: int) -> Tensor:
@@ -148,29 +178,124 @@ def descend(start: Tensor, parent: Tensor, edge: Tensor, levels: int) -> Tensor:
     return value
 
 
+DRAWS = ("top_k", "with_replacement", "without_replacement", "hybrid", "coupled")
+SAMPLED = ("with_replacement", "without_replacement", "hybrid")
+"""Draws by chance: acceptance rules that read q are exact on all children drawn, in their order, and on no others."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """How candidates are taken from the drafter's distribution (`draw.py` says what each kind is).
+
+    Attributes:
+        kind: one of `DRAWS`.
+        temperature: of the drafter's distribution; None: the sampling temperature. `top_k` ranks and scores at
+            temperature 1, as EAGLE-2 does, whatever is said here.
+        error_scale: how far a `coupled` drafter's log-probabilities are from the target's; sets its confidences.
+    """
+
+    kind: str = "top_k"
+    temperature: float | None = None
+    error_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in DRAWS:
+            raise ValueError(f"draw: kind={self.kind!r} is not one of {', '.join(DRAWS)}")
+        for name in ("temperature", "error_scale"):
+            value = getattr(self, name)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
+            if not is_number and not (name == "temperature" and value is None):
+                raise ValueError(f"draw: {name}={value!r} must be a number above 0")
+
+    @property
+    def sampled(self) -> bool:
+        """Whether candidates are drawn by chance, from a distribution that the acceptance rule has to know."""
+        return self.kind in SAMPLED
+
+    def at(self, temperature: float) -> Draw:
+        """This draw, of a text that is sampled at a temperature: where none was given, the drafter's is the same.
+
+        At temperature 0 nothing is random: coupled candidates are the most likely ones.
+
+        Raises:
+            ValueError: a sampled draw of a text without randomness, and no temperature of its own.
+        """
+        if temperature == 0 and self.kind == "coupled":
+            return Draw("top_k")
+        if temperature == 0 and self.sampled and self.temperature is None:
+            raise ValueError(
+                f"draw={self.kind} at temperature=0 has no distribution to draw from; draw the drafter's most likely "
+                "tokens (draw.kind=top_k), or give the drafter a temperature of its own (draw.temperature=1)"
+            )
+        return self if self.temperature is not None else replace(self, temperature=temperature or 1.0)
+
+
+TOP_K = Draw()
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What the children of a sampled tree's nodes were drawn from: one row an expanded node.
+
+    Attributes:
+        log_q: `[E, W]`, log-probabilities over the drafter's vocabulary.
+        row: `[N+1] i64`, the row that a node's children were drawn from; -1 if it was never expanded.
+        target_id: `[W] i64`, target ids of the drafter's vocabulary, each once; None: the vocabularies are the same.
+        in_order: `[] bool`, of drawn siblings the first ones are there (a later one's law holds given those before).
+    """
+
+    log_q: Tensor
+    row: Tensor
+    target_id: Tensor | None = None
+    in_order: Tensor | None = None
+
+    def at(self, node: Tensor, vocab_size: int) -> Tensor:
+        """`[m, V] f64`, log q over the target's vocabulary at nodes `[m]`, as the drafter gave it (not normalised).
+
+        Nodes that were never expanded have -inf everywhere.
+        """
+        row = self.row[node]
+        log_q = self.log_q[row.clamp(min=0)].double().masked_fill((row < 0)[:, None], -torch.inf)
+        if self.target_id is None:
+            return log_q
+        return log_q.new_full((node.shape[0], vocab_size), -torch.inf).index_copy(1, self.target_id, log_q)
+
+    def extended(self, frontier: Frontier, draft: Draft, size: int) -> Drawn:
+        """With a frontier's rows appended, for a pool that has `size` nodes then."""
+        row = torch.nn.functional.pad(self.row, (0, size - self.row.shape[0]), value=-1)
+        row[frontier.node] = self.log_q.shape[0] + torch.arange(frontier.node.shape[0], device=row.device)
+        return Drawn(torch.cat([self.log_q, draft.log_q]), row, draft.target_id)
+
+
 @dataclass(frozen=True)
 class Frontier:
-    """Which nodes of a growing tree to expand next, `node [F] i64`, with how many candidates each."""
+    """Which nodes of a growing tree to expand next, `node [F] i64`, with how many candidates each, and how drawn.
+
+    Policies leave `draw` alone: `decode.grow` sets it to that of the run.
+    """
 
     node: Tensor
     n_candidates: int
+    draw: Draw = TOP_K
 
 
 @dataclass(frozen=True)
 class Draft:
-    """What a drafter proposes for a frontier, best candidate first.
+    """What a drafter proposes for a frontier: best candidate first, or in the order in which they were drawn.
 
     Attributes:
         token: `[F, K] i64`, target vocabulary.
         log_conf: `[F, K] f32`, clamped to at most 0.
         entropy: `[F] f32`, of the drafter's distribution, in nats.
-        q: `[F, V]`, the distribution the candidates were drawn from; only for sampled drafts.
+        log_q: `[F, W] f32`, log-probabilities that the candidates were drawn with; only for sampled drafts.
+        target_id: `[W] i64`, target ids of the columns of `log_q`; None: they are the target's.
     """
 
     token: Tensor
     log_conf: Tensor
     entropy: Tensor
-    q: Tensor | None = None
+    log_q: Tensor | None = None
+    target_id: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -181,6 +306,7 @@ class GrowingTree:
         token, parent, depth: `[M] i64`; log_conf, score: `[M] f32`.
         levels: `(start, end)` of the nodes that each expansion appended; the root is no level.
         widths: how many nodes each expansion expanded: what its drafter step cost depends on.
+        max_children: the most candidates that a node has; drawn: what they were drawn from, if they were.
     """
 
     token: Tensor
@@ -190,6 +316,8 @@ class GrowingTree:
     score: Tensor
     levels: tuple[tuple[int, int], ...] = field(default=())
     widths: tuple[int, ...] = ()
+    max_children: int = 0
+    drawn: Drawn | None = None
 
     @classmethod
     def from_root(cls, token: Tensor) -> GrowingTree:
@@ -225,14 +353,21 @@ class GrowingTree:
         parent = frontier.node[:, None].expand_as(draft.token).flatten()
         log_conf = draft.log_conf.float().clamp(max=0).flatten()
         start = self.token.shape[0]
+        end = start + parent.shape[0]
+        drawn = self.drawn
+        if draft.log_q is not None:
+            drawn = drawn or Drawn(draft.log_q[:0], self.parent.new_empty(0))
+            drawn = drawn.extended(frontier, draft, end)
         return GrowingTree(
             torch.cat([self.token, draft.token.flatten()]),
             torch.cat([self.parent, parent]),
             torch.cat([self.depth, self.depth[parent] + 1]),
             torch.cat([self.log_conf, log_conf]),
             torch.cat([self.score, self.score[parent] + log_conf]),
-            (*self.levels, (start, start + parent.shape[0])),
+            (*self.levels, (start, end)),
             (*self.widths, frontier.node.shape[0]),
+            max(self.max_children, draft.token.shape[1]),
+            drawn,
         )
 
     def select(self, node: Tensor) -> tuple[Tree, Tensor, Tensor]:
@@ -251,7 +386,10 @@ class GrowingTree:
         # An orphan is caught by the flag above; hanging it under the root keeps the indices legal till then.
         parent = parent.clamp(min=0)
         parent[0] = -1
-        tree = Tree(self.token[index], parent, self.log_conf[index], len(self.levels))
+        tree = Tree(self.token[index], parent, self.log_conf[index], len(self.levels), self.max_children)
+        if self.drawn:
+            in_order = (tree.rank == self.rank[index]).all()
+            tree = replace(tree, drawn=replace(self.drawn, row=self.drawn.row[index], in_order=in_order))
         # a closed selection keeps its ancestors, so what the pool knows holds in the tree: no need to derive it again
         vars(tree).update(depth=self.depth[index], score=self.score[index])
         return tree, index, closed

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from eagle_tree.accept import Accepted, Match, draw, surprisal
+from eagle_tree.accept import Accepted, Match, surprisal
 from eagle_tree.noise import GumbelRows, Noise
 from eagle_tree.tree import Tree
 from eagle_tree.warp import Law, Sampling
@@ -276,7 +276,7 @@ def unwarped(law: Law) -> Law:
 def with_last_token_from(law: Law, walk: Accepted, noise: GumbelRows, position: int) -> Accepted:
     """The same walk, its last token drawn from another law."""
     end = walk.n_accepted
-    token, _ = draw(law, walk.path[end][None], noise.row(position + int(end)))
+    token = noise.for_pass(position).draw(int(end), law.scores(walk.path[end][None]))
     emitted = walk.emitted.clone()
     emitted[end] = token
     return replace(walk, emitted=emitted)

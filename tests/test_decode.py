@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from unittest import mock
@@ -14,7 +14,7 @@ import pytest
 import torch
 from conftest import VOCAB, build_drafter, build_target
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from transfers import transfers_to_host
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from eagle_tree.cache import KVCache
@@ -59,7 +59,8 @@ class Oracle(Drafter):
     def advance(self, tokens: Tensor, features: Tensor | None) -> None:
         self.text += tokens.tolist()
 
-    def expand(self, growing: GrowingTree, frontier: Frontier, noise) -> Draft:
+    def log_q(self, growing: GrowingTree, frontier: Frontier) -> Tensor:
+        """`[F, V]`, the target's own law, at temperature 1."""
         texts = []
         for node in frontier.node.tolist():
             path: list[int] = []
@@ -68,7 +69,10 @@ class Oracle(Drafter):
                 node = growing.parent[node].item()
             texts.append(self.text + path)
         logits = self.target.model.forward(input_ids=torch.tensor(texts), use_cache=False).logits[:, -1]
-        log_q = logits.float().log_softmax(-1)
+        return logits.float().log_softmax(-1)
+
+    def expand(self, growing: GrowingTree, frontier: Frontier, noise) -> Draft:
+        log_q = self.log_q(growing, frontier)
         log_conf, token = stable_topk(log_q, frontier.n_candidates)
         return Draft(token, log_conf, -(log_q.exp() * log_q).sum(-1))
 
@@ -455,56 +459,6 @@ def test_no_hook_is_left_behind(target):
 
 
 # --- one device-to-host transfer a pass ---
-
-READING = ("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__")
-SYNCHRONISING = {
-    torch.ops.aten.nonzero.default,
-    torch.ops.aten.masked_select.default,
-    torch.ops.aten.equal.default,
-    torch.ops.aten._unique2.default,
-    torch.ops.aten.repeat_interleave.Tensor,
-}
-
-
-class Synchronising(TorchDispatchMode):
-    """Logs every operator whose result has a size that the host has to wait for, wherever it is called from."""
-
-    def __init__(self, log: list[str]):
-        super().__init__()
-        self.log = log
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        indices = args[1] if func in (torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default) else []
-        by_mask = any(index is not None and index.dtype == torch.bool for index in indices)
-        if func in SYNCHRONISING or by_mask:
-            self.log.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
-@contextmanager
-def transfers_to_host():
-    """A list that fills with what would move data from a device to the host, were the tensors on a device."""
-    log: list[str] = []
-    on_host: list[Tensor] = []  # what `cpu` returned may be read freely
-
-    def logged(name: str):
-        real = getattr(Tensor, name)
-
-        def call(self, *arguments):
-            if not any(self is known for known in on_host):
-                log.append(name)
-            result = real(self, *arguments)
-            if name == "cpu":
-                on_host.append(result)
-            return result
-
-        return mock.patch.object(Tensor, name, call)
-
-    with ExitStack() as stack:
-        for name in ("cpu", *READING):
-            stack.enter_context(logged(name))
-        stack.enter_context(Synchronising(log))
-        yield log
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ PACKAGE = Path(eagle_tree.__file__).parent
 APPS = "apps"
 DRAFTERS = "drafter.*"
 POLICIES = "policy.*"
+RULES = "accept.*"
 
 ALLOWED: dict[str, set[str]] = {
     # a module that is not in this table fails the test: decide what it may import
@@ -35,19 +36,27 @@ ALLOWED: dict[str, set[str]] = {
     "policy.dynamic": {"checks", "tree", "policy.base"},
     "policy.stops": {"checks", "tree", "policy.base"},
     "policy.hindsight": {"tree"},
+    "policy.anticipation": {"tree", "policy.base"},
     "policy.calibrated": {"tree", "calibration", "policy.base"},
     "policy.rate": {"checks", "tree", "cost", "policy.base", "policy.dynamic", "policy.stops"},
-    "accept": {"tree", "noise", "warp"},
+    "draw": {"tree", "noise"},
+    "accept": {RULES},
+    "accept.base": {"tree", "noise", "warp"},
+    "accept.match": {"tree", "noise", "warp", "accept.base"},
+    "accept.trials": {"tree", "noise", "warp", "accept.base", "accept.match"},
+    "accept.block": {"tree", "noise", "warp", "accept.base", "accept.trials"},
+    "accept.typical": {"tree", "noise", "warp", "accept.base"},
+    "pairs": {"tree", "accept", "policy", "policy.anticipation"},
     "target": {"tree", "cache"},
     "drafter": set(),
     "drafter.base": {"tree", "cache", "noise"},
-    "drafter.eagle": {"tree", "cache", "noise", "drafter.base"},
-    "drafter.medusa": {"checks", "tree", "cache", "noise", "drafter.base"},
-    "drafter.ngram": {"tree", "cache", "noise", "drafter.base"},
-    "drafter.lm": {"tree", "cache", "noise", "drafter.base", "target"},
+    "drafter.eagle": {"tree", "cache", "noise", "draw", "drafter.base"},
+    "drafter.medusa": {"checks", "tree", "cache", "noise", "draw", "drafter.base"},
+    "drafter.ngram": {"tree", "cache", "noise", "draw", "drafter.base"},
+    "drafter.lm": {"tree", "cache", "noise", "draw", "drafter.base", "target"},
     "decode": {
-        "checks", "tree", "noise", "warp", POLICIES, "policy", "accept", "target", "drafter.base", "record", "cache",
-        "clock",
+        "checks", "tree", "noise", "warp", POLICIES, "policy", "accept", "accept.base", "pairs", "target",
+        "drafter.base", "record", "cache", "clock",
     },
     "trace": {
         "tree", "noise", "warp", "policy", POLICIES, "decode", "evaluate", "target", "cache", "drafter.base", "files",
@@ -61,7 +70,9 @@ ALLOWED: dict[str, set[str]] = {
     "regret": {"tree", "noise", "policy", POLICIES, "decode", "analysis", "replay", "trace"},
     "bound": {"cost", "trace"},
     "roofline": {"cost"},
-    "certify": {"tree", "accept", "noise"},
+    "certify": {"tree", "draw", "accept", RULES, "noise", "warp", "policy", POLICIES},
+    "mutants": {"tree", "accept", RULES, "noise", "warp", "certify"},
+    "simulate": {"tree", "draw", "accept", RULES, "noise", "warp", "certify"},
     "audit": {"decode", "target", "record"},
     "checkpoint": {"files", DRAFTERS},
     "losses": set(),
@@ -79,7 +90,7 @@ ALLOWED: dict[str, set[str]] = {
 }  # fmt: skip
 """Module (without the package's name) to the house modules it may import. Apps may import everything."""
 
-DRAWING_MODULES = ("decode", "accept", "warp", "noise", "policy", "tree")
+DRAWING_MODULES = ("decode", "draw", "accept", "warp", "noise", "policy", "tree")
 """With the drafters: what decides a text draws from keyed noise alone."""
 
 SAMPLERS = {"rand", "randn", "randint", "randperm", "multinomial", "bernoulli", "normal", "rand_like", "randn_like"}
@@ -143,7 +154,7 @@ def import_faults(package: Path = PACKAGE) -> list[str]:
                 faults.append(f"{name} is not in the table: decide what it may import")
                 continue
             allowed = ALLOWED[name]
-            for group in (DRAFTERS, POLICIES):
+            for group in (DRAFTERS, POLICIES, RULES):
                 if group in allowed:
                     allowed = allowed | {other for other in found if other.startswith(group.removesuffix("*"))}
             faults += [f"{name} must not import {other}" for other in sorted(house - allowed)]
@@ -155,7 +166,7 @@ def noise_faults(package: Path = PACKAGE) -> list[str]:
     """Calls that draw from, or seed, a generator that is not passed explicitly, in the modules that decide a text."""
     faults = []
     for name, (_, tree) in modules(package).items():
-        if name not in DRAWING_MODULES and not name.startswith(("drafter.", "policy.")):
+        if name not in DRAWING_MODULES and not name.startswith(("drafter.", "policy.", "accept.")):
             continue
         exempt = {id(node) for fork in ast.walk(tree) if is_forked_random(name, fork) for node in ast.walk(fork)}
         for node in ast.walk(tree):

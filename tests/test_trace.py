@@ -219,7 +219,7 @@ def test_a_head_is_caught_up_with_what_the_memo_answered(kind: str):
 def test_candidates_that_were_drawn_at_random_are_refused_and_so_is_nan():
     class Drawn(Walking):
         def expand(self, growing, frontier, noise):
-            return replace(super().expand(growing, frontier, noise), q=torch.ones(1, 6) / 6)
+            return replace(super().expand(growing, frontier, noise), log_q=torch.ones(1, 6) / 6)
 
     class Broken(Walking):
         def expand(self, growing, frontier, noise):

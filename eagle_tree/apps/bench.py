@@ -16,6 +16,7 @@ from omegaconf import DictConfig
 from tqdm import tqdm
 
 from eagle_tree import analysis, plots
+from eagle_tree.accept import Rule
 from eagle_tree.apps import common
 from eagle_tree.decode import Generation, generate
 from eagle_tree.drafter.base import Drafter
@@ -45,7 +46,7 @@ def bench(config: DictConfig) -> dict[str, Any]:
     """Run the benchmark that a config describes."""
     policies = chosen_policies(config)
     sampling = Sampling(config.temperature, config.top_k, config.top_p)
-    rule = common.build(config.accept)()
+    rule, draw = common.build_rule(config)
     prompts = common.read_prompts(config.data)
     if not prompts:
         raise ValueError("data: no prompts to decode")
@@ -54,13 +55,13 @@ def bench(config: DictConfig) -> dict[str, Any]:
     drafter = common.build_drafter(config.drafter, target)
     prompts = [(prompt, target.encode_chat(list(prompt.messages))) for prompt in prompts]
     requests = [(prompt.id, ids) for prompt, ids in prompts]
-    common.check_requests(target, drafter, policies.values(), requests, config.max_new_tokens, sampling)
+    common.check_requests(target, drafter, policies.values(), requests, config.max_new_tokens, sampling, rule, draw)
 
     started = time.perf_counter()
     folder = common.new_run_folder(config, "bench")
     writer = RunWriter(folder)
     cache = target.new_cache()
-    settings = {"sampling": sampling, "rule": rule, "seed": config.seed, "cache": cache}
+    settings = {"sampling": sampling, "rule": rule, "draw": draw, "seed": config.seed, "cache": cache}
     for policy in policies.values():  # the first forwards of every shape pay for set-up
         generate(target, drafter, policy, prompts[0][1], WARM_UP_TOKENS, **settings)
     settings |= {"record_nodes": config.record_nodes}
@@ -82,7 +83,7 @@ def bench(config: DictConfig) -> dict[str, Any]:
         raise ArithmeticError(f"{error}; {writer.n_prompts} finished answers are kept in {folder}") from error
     about = {**common.provenance(target, config), "drafter_fingerprint": drafter.fingerprint}
     writer.close({**about, "wall_s": time.perf_counter() - started})
-    return report(folder, sampling)
+    return report(folder, sampling, rule)
 
 
 def decode(
@@ -122,14 +123,14 @@ def output(target: Target, name: str, prompt: Prompt, run: Generation) -> dict[s
     }
 
 
-def report(folder: Path, sampling: Sampling) -> dict[str, Any]:
+def report(folder: Path, sampling: Sampling, rule: Rule) -> dict[str, Any]:
     """Print the table, draw the figure, and return the JSON result."""
     passes, outputs = read_run(folder, "passes"), read_run(folder, "outputs")
     if passes.empty:
         raise ValueError(f"no passes were recorded in {folder}: every answer ended with its first token")
     summary = analysis.summarise(passes, outputs)
     plots.save(plots.expected_against_realised(passes), folder / "expected_realised.png")
-    print(table(summary, sampling))
+    print(common.lossy_note(rule) + table(summary, sampling))
     different = differing_answers(outputs)
     print(
         f"\nanswers that differ between policies: {len(different)} of {outputs.prompt_id.nunique()}"
@@ -140,7 +141,8 @@ def report(folder: Path, sampling: Sampling) -> dict[str, Any]:
     keys += ("speedup_low", "speedup_high", "overhead_share", "record_share", "passes")
     keys += ("acceptance_meter", "acceptance_meter_error", "surprisal_meter", "surprisal_meter_error")
     policies = {row["policy"]: {key: common.finite(row[key]) for key in keys} for row in summary.to_dict("records")}
-    return {"run": str(folder), "policies": policies, "differing_answers": len(different)}
+    about = {"accept": type(rule).__name__, "lossless": rule.lossless}
+    return {"run": str(folder), **about, "policies": policies, "differing_answers": len(different)}
 
 
 def differing_answers(outputs: pd.DataFrame) -> list[str]:

@@ -23,12 +23,14 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from eagle_tree import __version__
+from eagle_tree.accept import Rule
 from eagle_tree.checks import is_count
 from eagle_tree.decode import check_request
 from eagle_tree.drafter.base import Drafter
 from eagle_tree.policy import Policy
 from eagle_tree.prompts import Prompt, load_prompts
 from eagle_tree.target import Target
+from eagle_tree.tree import Draw
 from eagle_tree.warp import Sampling
 
 
@@ -54,7 +56,8 @@ def run_verb(verb: str, task: Callable[[DictConfig], dict[str, Any]], arguments:
     Errors that a user can cause are shown without a traceback.
 
     Returns:
-        the exit status: 0 only if the task did its job; 130 after Ctrl-C. Errors go to standard error.
+        the exit status: 0 only if the task did its job, and a result that says `passed` says it is true; 130 after
+        Ctrl-C. Errors go to standard error.
     """
     status = 1
 
@@ -76,7 +79,7 @@ def run_verb(verb: str, task: Callable[[DictConfig], dict[str, Any]], arguments:
         else:
             if os.environ.get("RANK", "0") == "0":  # of processes that share the work, one speaks
                 print(json.dumps({"verb": verb, **result}, default=str), flush=True)
-            status = 0
+            status = 0 if result.get("passed", True) else 1
 
     sys.argv = [f"eagle-tree {verb}", *arguments]
     hydra_main(version_base="1.3", config_path=str(conf_dir()), config_name=verb)(wrapped)()
@@ -141,6 +144,18 @@ def timed_by(fields: Any, cost: dict[str, Any]) -> Any:
     return {**{name: timed_by(value, cost) for name, value in fields.items()}, **other}
 
 
+def build_rule(config: DictConfig) -> tuple[Rule, Draw]:
+    """The acceptance rule of a config, and how candidates are drawn for it."""
+    rule = build(config.accept)()
+    fields = OmegaConf.to_container(config.draw, resolve=True)
+    return rule, Draw(**{**fields, "kind": fields["kind"] or rule.default_draw.kind})
+
+
+def lossy_note(rule: Rule) -> str:
+    """What must stand beside every result of a lossy rule; empty for others."""
+    return "" if rule.lossless else f"LOSSY: accept={type(rule).__name__} emits another law than the target's.\n"
+
+
 def named_policy(name: str, option: str) -> DictConfig:
     """The config of a policy by its name in `conf/policy`; an unknown one is an error of the named option."""
     path = conf_dir() / "policy" / f"{name}.yaml"
@@ -191,13 +206,15 @@ def check_requests(
     prompts: Iterable[tuple[str, list[int]]],
     max_new_tokens: int,
     sampling: Sampling,
+    rule: Rule | None = None,
+    draw: Draw | None = None,
 ) -> None:
     """Raise ValueError, before any work, for what cannot be decoded; `prompts` are ids and tokens."""
     policies = list(policies)
     for prompt_id, ids in prompts:
         for policy in policies:
             try:
-                check_request(target, drafter, policy, ids, max_new_tokens, sampling)
+                check_request(target, drafter, policy, ids, max_new_tokens, sampling, rule, draw)
             except ValueError as error:
                 raise ValueError(f"prompt {prompt_id}: {error}") from None
 

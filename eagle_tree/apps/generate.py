@@ -32,13 +32,13 @@ def answer(prompt: str | None, config: DictConfig) -> dict[str, Any]:
         raise ValueError(f"color={config.color!r} is not one of auto, always, never")
     sampling = Sampling(config.temperature, config.top_k, config.top_p)
     policy = common.build_policy(config.policy)
-    rule = common.build(config.accept)()
+    rule, draw = common.build_rule(config)
     target = common.build_target(config.target)
     common.check_made_for([policy], target, sampling)
     drafter = common.build_drafter(config.drafter, target)
     messages = [{"role": "system", "content": config.system}] if config.system else []
     ids = target.encode_chat([*messages, {"role": "user", "content": str(prompt)}])
-    check_request(target, drafter, policy, ids, config.max_new_tokens, sampling)
+    check_request(target, drafter, policy, ids, config.max_new_tokens, sampling, rule, draw)
     color = config.color == "always" or (config.color == "auto" and sys.stdout.isatty())
     stream = Stream(target, (GREEN, RESET) if color else ("⟦", "⟧"), partial(print, end="", flush=True))
     run = generate(
@@ -51,16 +51,17 @@ def answer(prompt: str | None, config: DictConfig) -> dict[str, Any]:
         callback=stream,
         sampling=sampling,
         rule=rule,
+        draw=draw,
         record_nodes=False,
     )
     stream.finish()
     rate = (len(run.tokens) - 1) / run.decode_s if run.passes else float("nan")
     accepted = sum(one.row.accepted for one in run.passes)
     print(
-        f"\n\n{len(run.tokens)} tokens in {len(run.passes)} passes after prefill "
+        f"\n\n{common.lossy_note(rule)}{len(run.tokens)} tokens in {len(run.passes)} passes after prefill "
         f"({run.tokens_per_pass:.2f} tokens per pass, {accepted} draft tokens accepted), {rate:.1f} tokens/s"
     )
-    summary = {"tokens": len(run.tokens), "passes": len(run.passes), "accepted": accepted}
+    summary = {"tokens": len(run.tokens), "passes": len(run.passes), "accepted": accepted, "lossless": rule.lossless}
     tau, rate = (run.tokens_per_pass, rate) if run.passes else (None, None)
     return {**summary, "tau": tau, "tokens_per_second": rate, "text": stream.text}
 

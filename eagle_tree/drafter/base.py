@@ -7,7 +7,7 @@ import hashlib
 import torch
 from torch import Tensor, nn
 
-from eagle_tree.noise import Noise
+from eagle_tree.noise import PassNoise
 from eagle_tree.tree import Draft, Frontier, GrowingTree
 
 
@@ -54,8 +54,12 @@ class Drafter:
         """
         raise NotImplementedError
 
-    def expand(self, growing: GrowingTree, frontier: Frontier, noise: Noise) -> Draft:
-        """Candidates for every frontier node, in one batched forward. `noise` serves sampled drafts."""
+    def expand(self, growing: GrowingTree, frontier: Frontier, noise: PassNoise) -> Draft:
+        """Candidates for every frontier node, in one batched forward.
+
+        `frontier.draw` says how they are taken from the drafter's distribution: hand it to `draw.candidates`, which
+        draws with the pass's `noise` where that is asked for.
+        """
         raise NotImplementedError
 
     def advance(self, tokens: Tensor, features: Tensor | None) -> None:

@@ -30,8 +30,9 @@ from transformers.models.llama.modeling_llama import (
 
 from eagle_tree.cache import KVCache
 from eagle_tree.drafter.base import Drafter
-from eagle_tree.noise import Noise
-from eagle_tree.tree import Draft, Frontier, GrowingTree, stable_topk
+from eagle_tree.draw import candidates
+from eagle_tree.noise import PassNoise
+from eagle_tree.tree import Draft, Frontier, GrowingTree
 
 KINDS = ("eagle", "eagle3")
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -268,12 +269,9 @@ class EagleDrafter(Drafter):
         self.sequence.features.append(features)
 
     @torch.inference_mode()
-    def expand(self, growing: GrowingTree, frontier: Frontier, noise: Noise) -> Draft:
+    def expand(self, growing: GrowingTree, frontier: Frontier, noise: PassNoise) -> Draft:
         logits = self._expand_root(growing) if not growing.levels else self._expand_nodes(growing, frontier.node)
-        log_q = logits.float().log_softmax(-1)
-        log_conf, index = stable_topk(log_q, frontier.n_candidates)
-        entropy = -(log_q.exp() * log_q).nan_to_num(0.0).sum(-1)
-        return Draft(self.target_id[index], log_conf, entropy)
+        return candidates(logits.float().log_softmax(-1), growing, frontier, noise, self.target_id)
 
     def _expand_root(self, growing: GrowingTree) -> Tensor:
         """Commit the rows that wait; the last one's output is the root's. Returns its logits `[1, draft vocab]`."""

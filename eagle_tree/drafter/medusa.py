@@ -17,7 +17,8 @@ from torch.nn import functional as F
 
 from eagle_tree.checks import check_counts
 from eagle_tree.drafter.base import Drafter
-from eagle_tree.noise import Noise
+from eagle_tree.draw import candidates
+from eagle_tree.noise import PassNoise
 from eagle_tree.tree import Draft, Frontier, GrowingTree, stable_topk
 
 
@@ -177,11 +178,13 @@ class MedusaDrafter(Drafter):
         self.log_q = self.proposals = None
 
     @torch.inference_mode()
-    def expand(self, growing: GrowingTree, frontier: Frontier, noise: Noise) -> Draft:
+    def expand(self, growing: GrowingTree, frontier: Frontier, noise: PassNoise) -> Draft:
         if len(growing.levels) >= self.max_depth and bool((growing.depth[frontier.node] >= self.max_depth).any()):
             raise ValueError(f"{self.max_depth} Medusa heads propose to depth {self.max_depth}: growth must end there")
         if self.log_q is None:
             self.log_q = self.module(self.feature).float().log_softmax(-1)
+        if frontier.draw.kind != "top_k":
+            return candidates(self.log_q[growing.depth[frontier.node]], growing, frontier, noise)
         if self.proposals is None or self.proposals.token.shape[1] < frontier.n_candidates:
             self.proposals = propose(self.log_q, frontier.n_candidates)
         said, count, depth = self.proposals, frontier.n_candidates, growing.depth[frontier.node]
