@@ -99,6 +99,7 @@ class Run:
                     n_nodes=len(columns["node"]),
                     depth=int(columns["depth"].max(initial=0)),
                     draft_steps=2,
+                    expanded=3,
                     expected_draft=of_drafter,
                     expected_target=of_target,
                     accepted=accepted,

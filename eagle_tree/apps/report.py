@@ -12,7 +12,6 @@ from omegaconf import DictConfig
 
 from eagle_tree import analysis, plots
 from eagle_tree.apps import common, sweep
-from eagle_tree.apps.generate import is_override
 from eagle_tree.files import replacing
 from eagle_tree.regret import PARTS, decomposed
 
@@ -23,7 +22,7 @@ COLUMNS += ["tokens_per_second", "speedup", "speedup_low", "speedup_high", "boun
 def main(arguments: list[str]) -> int:
     """Entry point of the verb. First arguments that are no overrides and no options are folders."""
     folders = []
-    while arguments and not arguments[0].startswith("-") and not is_override(arguments[0]):
+    while arguments and not arguments[0].startswith("-") and not common.is_override(arguments[0]):
         folders.append(arguments.pop(0))
     return common.run_verb("report", partial(report, folders), arguments)
 
