@@ -348,6 +348,16 @@ def recorded(part: Part, drafter: Drafter, policies: dict[str, Policy], reading:
     return replace(part, requests=requests, expansions=table, appraisal=appraisal)
 
 
+def levels(expansions: pa.Table) -> int:
+    """How deep the candidates of expansions lie: of roots, one level."""
+    parent = expansions["parent"].to_numpy()
+    depth, above = np.ones(len(parent), np.int64), parent.copy()
+    while (inside := above >= 0).any():
+        depth[inside] += 1
+        above[inside] = parent[above[inside]]
+    return int(depth.max(initial=0))
+
+
 # --- reading ---
 
 

@@ -13,7 +13,7 @@ from test_cost import points, table
 from test_policy_rate import costs
 from test_replay import traced
 from test_trace import NOISE, SETTINGS, Walking, part_of, reading_of
-from tree_models import COARSE, FINE, PathModel, closed_subtrees, every_policy, grown, models
+from tree_models import COARSE, FINE, PathModel, closed_subtrees, every_policy, models
 
 from eagle_tree.bound import fastest, shortest, spelled_ahead
 from eagle_tree.decode import grow
@@ -85,16 +85,15 @@ def test_a_shortest_path_by_hand():
 
 
 def test_how_far_the_candidates_spell_the_text():
-    """The chain's own tokens as a text: from every position a chain that was recorded two deep spells what it can."""
-    model = PathModel(3, FINE)
-    pool = grown(Walking(model), Autoregressive())
-    assert pool.n_nodes == 0
+    """A chain's own tokens as a text, recorded three deep: all three are spelled, or as many as are right."""
+    model, chain = PathModel(3, FINE), Chain(3)
     drafter = Walking(model)
-    drafter.position = 0
-    spelled = grow(drafter, Chain(2), torch.tensor([0]), NOISE).token.tolist()
-    for last, ahead in ((spelled, 2), ([*spelled[:2], (spelled[2] + 1) % 6], 1)):
-        part = replace(part_of(last[:2]), ahead_ids=last[2:])
-        trace = Trace(SETTINGS, (recorded(part, Walking(model), {"c": Chain(2)}, reading_of(last[:2]), NOISE),))
+    drafter.start(None, None, None)
+    spelled = grow(drafter, chain, torch.tensor([0]), NOISE).token.tolist()
+    for wrong, ahead in ((None, 3), (3, 2), (2, 1), (1, 0)):
+        text = [(token + 1) % 6 if place == wrong else token for place, token in enumerate(spelled)]
+        part = replace(part_of(text[:2]), ahead_ids=text[2:])
+        trace = Trace(SETTINGS, (recorded(part, Walking(model), {"c": chain}, reading_of(text[:2]), NOISE),))
         assert spelled_ahead(trace).tolist() == [ahead]
 
 

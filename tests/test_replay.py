@@ -18,7 +18,7 @@ from test_policy_rate import costs
 from test_trace import NESTLESS, NOISE, SETTINGS, Table, Walking, part_of, reading_of, text_of
 from tree_models import FINE, PathModel, every_policy, models
 
-from eagle_tree.calibration import Temperatures
+from eagle_tree.calibration import Isotonic, Temperatures
 from eagle_tree.decode import generate, grow
 from eagle_tree.evaluate import Text, follow, read
 from eagle_tree.noise import Noise
@@ -97,6 +97,7 @@ LIVE = {
     "confidence stop": ConfidenceStop(Eagle2(12, 3, 5), depth=5, beam=3, threshold=0.4),
     "entropy stop": EntropyStop(Eagle2(12, 3, 5), depth=5, threshold=1.8),
     "calibrated": Calibrated(Eagle2(8, 3, 2), Temperatures((2.0, 0.5), greedy=True)),
+    "calibrated isotonic": Calibrated(Eagle2(8, 3, 2), Isotonic((((0.0, *64 * (0.5,)), (0.0, *64 * (0.2,))),), True)),
     "rate optimal": RateOptimal(costs([1.0, 1.05, 1.1, 1.3, 1.5, 1.6, 1.9, 2.2, 2.5], 0.05), 8, 3, 4),
 }
 PROMPTS = [PROMPT, [20, 21, 22, 9]]
@@ -107,8 +108,10 @@ def live(request):
     """A tiny target, texts it decoded, and their trace by all policies of `LIVE`."""
     target, sampling = build_target(), request.param
     drafter, parts = ragged(target), []
-    greedy = {"calibrated": replace(LIVE["calibrated"], calibration=Temperatures((2.0, 0.5), sampling.greedy))}
-    policies = {**LIVE, **greedy}
+    policies = dict(LIVE)
+    for name in ("calibrated", "calibrated isotonic"):
+        fitted = replace(LIVE[name].calibration, greedy=sampling.greedy)
+        policies[name] = replace(LIVE[name], calibration=fitted)
     form = trace_settings(target, drafter, sampling, 18, 2)
     for index, prompt in enumerate(PROMPTS):
         options = dict(sampling=sampling, seed=2, sequence=f"p{index}")

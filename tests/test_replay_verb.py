@@ -48,6 +48,7 @@ def test_a_trace_is_recorded_extended_and_replayed_without_a_model(verbs, target
     assert (first["prompts"], first["positions"]) == (2, 22)
     assert first["policies"] == ["chain", "eagle2(budget=6,top_k=3)"]
     assert first["bytes_per_position"] == first["bytes"] / 22
+    assert {len(part.ahead_ids) for part in read_parts("trace")} == {4 + 1}  # one more than the chain is deep
     again = result_of(verbs("trace", f"compare=[{SMALL}]", "policy=chain"))
     assert again == {**first, "added": 0}
 
@@ -79,6 +80,25 @@ def test_a_trace_is_recorded_extended_and_replayed_without_a_model(verbs, target
     table = pd.read_parquet(tmp_path / "here" / "passes.parquet")
     assert table.groupby("policy").emitted.sum().eq(22).all()
     assert "already holds a run" in verbs("replay", "policy=chain", "compare=[]", "run=here")[2]
+
+
+def test_the_target_is_asked_again_when_a_trace_grows(verbs, tmp_path):
+    """Five positions of two prompts are three of each; what another policy adds is appraised with them."""
+    asked = ["trace.target_prob=true", "trace.positions=5", "trace.budget=9"]
+    assert result_of(verbs("trace", "compare=[]", "policy=chain"))["appraised_positions"] == 0
+    assert (
+        "the trace lacks the target's probabilities" in verbs("replay", "policy=chain", "compare=[]", "regret=true")[2]
+    )
+    assert result_of(verbs("trace", "compare=[]", "policy=chain", *asked))["appraised_positions"] == 6
+    before = {part.text.prompt_id: part for part in read_parts("trace")}
+    assert result_of(verbs("trace", "extend=trace", f"compare=[{SMALL}]", "policy=chain"))["appraised_positions"] == 6
+    for part in read_parts("trace"):
+        assert part.sampled == before[part.text.prompt_id].sampled and part.tree_budget == 9
+        assert part.appraisal is not None and part.expansions.num_rows > before[part.text.prompt_id].expansions.num_rows
+    result_of(verbs("replay", "policy=chain", f"compare=[{SMALL}]", "regret=true", "run=here"))
+    losses = pd.read_parquet(tmp_path / "here" / "regret.parquet")
+    assert losses.name.value_counts().to_dict() == {"chain": 6, "eagle2(budget=6,top_k=3)": 6}
+    assert (losses[["ordering", "pool", "vocabulary", "no_drafter"]] >= 0).all().all()
 
 
 def test_what_the_table_says_of_a_replay(verbs):
@@ -124,7 +144,8 @@ def test_a_stopped_recording_goes_on(verbs, target, monkeypatch):
     [
         (["policy=autoregressive", "compare=[]"], "policy: autoregressive never draft: there is nothing to record"),
         (["policy=eagle2", "compare=[chian]"], "compare: unknown policy 'chian'"),
-        (["trace.ahead=-1"], "trace.ahead=-1 must be an integer >= 0"),
+        (["trace.positions=0"], "trace.positions=0 must be an integer >= 1"),
+        (["trace.target_prob=3"], "trace.target_prob=3 must be true or false"),
         (["extend=nowhere"], "nowhere holds none"),
         (["~drafter"], "drafter: none is given"),
         (["policy.top_k=900"], "top_k=900"),

@@ -30,6 +30,7 @@ from eagle_tree.trace import (
     Trace,
     continued,
     lacking,
+    levels,
     part_path,
     read_parts,
     recorded,
@@ -128,6 +129,11 @@ def test_every_policy_grows_from_a_trace_what_it_grows_from_the_drafter(model, p
 #   (0.2 each), and one node wide a's first (0.06): the wider beam does not hold what the narrower one asks.
 NESTLESS = {(): [0.6, 0.4], (0,): [0.1, 0.1], (1,): [0.5, 0.5]}
 WIDE, NARROW = Eagle2(6, 2, 2), Chain(3)
+
+
+def test_levels_are_counted_along_the_paths():
+    part = recorded(part_of([0, 1]), Table(NESTLESS), {"wide": WIDE}, reading_of([0, 1]), NOISE)
+    assert levels(part.expansions) == 3 and levels(EXPANSION_SCHEMA.empty_table()) == 0
 
 
 def test_beams_do_not_nest_and_what_is_lacking_is_counted_and_added():

@@ -7,7 +7,7 @@ adds what it lacks: one forward of the target over each text, then the drafter a
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from eagle_tree.drafter.base import Drafter
 from eagle_tree.evaluate import Text, answered, read
 from eagle_tree.noise import Noise
 from eagle_tree.policy import Policy
+from eagle_tree.policy.base import check_count
 from eagle_tree.target import Target
 from eagle_tree.trace import (
     Part,
@@ -28,6 +29,7 @@ from eagle_tree.trace import (
     continued,
     holds_trace,
     lacking,
+    levels,
     read_parts,
     recorded,
     size_on_disk,
@@ -46,10 +48,8 @@ def trace(config: DictConfig) -> dict[str, Any]:
     policies = chosen_policies(config)
     if not any(policy.max_candidates() for policy in policies.values()):
         raise ValueError(f"policy: {', '.join(policies)} never draft: there is nothing to record")
-    for name, least in (("ahead", 0), ("positions", 1), ("budget", 1)):
-        value = config.trace[name]
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ValueError(f"trace.{name}={value!r} must be an integer >= {least}")
+    for name in ("positions", "budget"):
+        check_count(f"trace.{name}", config.trace[name])
     if not isinstance(config.trace.target_prob, bool):
         raise ValueError(f"trace.target_prob={config.trace.target_prob!r} must be true or false")
     if config.get("drafter") is None:
@@ -83,18 +83,18 @@ def trace(config: DictConfig) -> dict[str, Any]:
         stream = answered(path, target, texts, sampling, max_new_tokens, seed)
         wanted = (known_or_new(known, Part(index, text, [], settings)) for index, text in enumerate(stream))
     total = len(texts) or len(parts)
-    share = Share(config.trace.ahead, math.ceil(config.trace.positions / total), config.trace.budget)
-    share = share if config.trace.target_prob else replace(share, positions=0)
+    positions = math.ceil(config.trace.positions / total) if config.trace.target_prob else 0
     try:
         done = []
         for part in tqdm(wanted, "prompts", total, unit="prompt", dynamic_ncols=True):
-            new = record(target, drafter, policies, part, sampling, share, part.text.prompt_id in known)
+            new = record(target, drafter, policies, part, sampling, positions, config.trace.budget)
             if new is not known.get(part.text.prompt_id):
                 new.write(folder)
             done.append(new)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"the finished prompts are kept in {folder}; the same command goes on") from None
-    return report(folder, done, sum(part.expansions.num_rows for part in known.values()))
+    before = (known.get(part.text.prompt_id) for part in done)
+    return report(folder, done, sum(part.expansions.num_rows for part in before if part))
 
 
 def known_or_new(known: dict[str, Part], new: Part) -> Part:
@@ -105,46 +105,31 @@ def known_or_new(known: dict[str, Part], new: Part) -> Part:
     return part
 
 
-@dataclass(frozen=True)
-class Share:
-    """What is recorded of one prompt, beside expansions.
-
-    Attributes:
-        ahead: tokens behind the text; positions: appraised by the target, 0 for none; budget: nodes of its best trees.
-    """
-
-    ahead: int
-    positions: int
-    budget: int
-
-
 def record(
     target: Target,
     drafter: Drafter,
     policies: dict[str, Policy],
     part: Part,
     sampling: Sampling,
-    share: Share,
-    on_disk: bool,
+    positions: int,
+    budget: int,
 ) -> Part:
-    """The part with all that the policies ask, and with the target's opinion if a share of it is wanted or was there.
+    """The part with all that the policies ask; the same object if nothing was lacking.
 
-    The same object if nothing was lacking.
+    Args:
+        positions: how many the target appraises, if not more were before; budget: nodes of its best trees there.
     """
-    seed = part.settings["seed"]
-    if not on_disk:
-        part = replace(part, ahead_ids=continued(target, part.text, share.ahead, sampling, seed, target.new_cache()))
+    seed, text = part.settings["seed"], part.text
     if lacking(part, policies):
-        reading = read(target, drafter.taps, part.text, Sampling())  # of the forward, the features alone are needed
-        part = recorded(part, drafter, policies, reading, Noise(seed, part.text.prompt_id, target.device))
-    positions, budget = part.sampled, part.tree_budget
-    if len(positions) < min(share.positions, len(part.text.answer_ids) - 1) or (
-        share.positions and share.budget > budget
-    ):
-        part = replace(part, appraisal=None)
-        positions, budget = sample(part, share.positions), max(share.budget, budget)
-    if positions and part.appraisal is None:
-        part = appraised(part, target, sampling, positions, budget, drafter.target_id)
+        reading = read(target, drafter.taps, text, Sampling())  # of the forward, the features alone are needed
+        part = recorded(part, drafter, policies, reading, Noise(seed, text.prompt_id, target.device))
+        if len(part.ahead_ids) < (wanted := levels(part.expansions) + 1):
+            part = replace(part, ahead_ids=continued(target, text, wanted, sampling, seed, target.new_cache()))
+    if positions > len(part.sampled) < len(text.answer_ids) - 1 or (positions and budget > part.tree_budget):
+        chosen = sample(part, max(positions, len(part.sampled)))
+        part = replace(part, sampled=chosen, tree_budget=max(budget, part.tree_budget), appraisal=None)
+    if part.sampled and part.appraisal is None:
+        part = appraised(part, target, sampling, part.sampled, part.tree_budget, drafter.target_id)
     return part
 
 
