@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 
 import pytest
 import torch
@@ -22,7 +23,8 @@ from eagle_tree.certify import (
     outcomes,
 )
 from eagle_tree.mutants import MUTANTS
-from eagle_tree.simulate import NOISE_MUTANTS, ChiSquare, chi_square
+from eagle_tree.noise import Noise
+from eagle_tree.simulate import NOISE_MUTANTS, ChiSquare, chi_square, text
 from eagle_tree.tree import Drawn, Tree
 from eagle_tree.warp import Law, Sampling
 
@@ -130,6 +132,18 @@ def test_there_are_mutants_for_every_mistake_of_the_field():
 def test_the_world_of_every_noise_mutant_is_decoded_rightly_by_the_right_noise():
     for mutant in NOISE_MUTANTS:
         assert chi_square(mutant.rule, mutant.kind, mutant.world, mutant.shape, count=200).passes
+
+
+def test_noise_mutants_are_as_far_off_as_the_power_is_stated_for():
+    """By count: half the sum of what the texts differ from the target's law."""
+    for mutant in NOISE_MUTANTS:
+        law = dict(continued(mutant.world, (), 2))
+        drawn = Counter(
+            text(mutant.rule, mutant.kind, mutant.world, mutant.shape, mutant.rows(Noise(1, sequence), 2), 2)
+            for sequence in range(400)
+        )
+        distance = sum(abs(drawn[one] / 400 - share) for one, share in law.items()) / 2
+        assert distance == pytest.approx(mutant.distance, abs=0.07)  # some three standard errors
 
 
 def test_the_power_of_a_test_grows_with_texts_and_distance():

@@ -6,6 +6,7 @@ emitted text must not depend on the policy; where it does (rounding in half prec
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,11 @@ def differing_answers(outputs: pd.DataFrame) -> list[str]:
     return [str(name) for name in same.index[~same]]
 
 
+def unless_unknown(value: float, form: str, *more: float) -> str:
+    """A number for people; a dash where it is NaN (coupled drafts have no expectation under the target)."""
+    return "–" if math.isnan(value) else form.format(value, *more)
+
+
 def table(summary: pd.DataFrame, sampling: Sampling) -> str:
     """The summary for people."""
     rows = []
@@ -160,7 +166,7 @@ def table(summary: pd.DataFrame, sampling: Sampling) -> str:
             "passes": str(row["passes"]),
             "τ (95 %)": common.interval(row, "tau"),
             "exp. draft": f"{row['expected_draft']:.2f}",
-            "exp. target": f"{row['expected_target']:.2f}",
+            "exp. target": unless_unknown(row["expected_target"], "{:.2f}"),
             "realised": f"{row['realised']:.2f}",
             "accepted": f"{row['accepted_share']:.1%}" if row["realised"] > 1 or row["expected_draft"] > 1 else "–",
             "tokens/s": f"{row['tokens_per_second']:.1f}",
@@ -172,7 +178,7 @@ def table(summary: pd.DataFrame, sampling: Sampling) -> str:
         }
         if not sampling.greedy:
             for name, label in (("acceptance_meter", "acceptance meter"), ("surprisal_meter", "surprisal meter")):
-                cells[label] = f"{row[name]:+.3f} ± {row[f'{name}_error']:.3f}"
+                cells[label] = unless_unknown(row[name], "{:+.3f} ± {:.3f}", row[f"{name}_error"])
         rows.append(cells)
     lines = common.aligned(rows)
     lines += [

@@ -159,13 +159,14 @@ def mutant_rows(count: int) -> list[dict[str, Any]]:
         )
     for mutant in NOISE_MUTANTS if count else ():
         test = mutant.chi_square(count)
-        shown = f"χ² {test.statistic:.0f} > {test.limit:.0f}, power {test.power(DISTANCE):.3f} at {DISTANCE}"
+        found = f"χ² {test.statistic:.0f}, limit {test.limit:.0f}, power {test.power(mutant.distance):.2f}"
+        shown = f"{mutant.distance:.1e} ({found})"
         verdict = "NOT CAUGHT" if test.passes else "caught"
         rows.append(
             {
                 "mistake": mutant.mistake,
                 "caught": not test.passes,
-                "total_variation": None,
+                "total_variation": mutant.distance,
                 "cells": {"mistake": mutant.mistake, "variation": shown, "verdict": verdict},
             }
         )

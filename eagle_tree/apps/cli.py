@@ -8,6 +8,7 @@ import sys
 VERBS = {
     "bench": "compare policies on the same prompts: tokens per pass, expected and realised, speed",
     "evaluate": "judge a drafter on its own: hit rates by depth, calibration, tokens per pass",
+    "audit": "does a configuration emit the text it must? Divergences classified: numerical or real",
     "certify": "is an acceptance rule lossless? Its law, computed exactly, and known mistakes that must fail",
     "generate": "stream one answer with accepted runs marked",
     "explore": "show a recorded run's draft trees, pass by pass, on one HTML page",

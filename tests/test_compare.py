@@ -1,0 +1,82 @@
+"""Rules side by side on one node: the closed forms, and what a real drafter brings along."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import VOCAB, build_drafter
+from test_decode import PROMPT
+
+from eagle_tree.accept import Hybrid
+from eagle_tree.compare import RULES, Position, accepted, compare, positions
+from eagle_tree.decode import generate
+from eagle_tree.noise import GumbelRows, Noise
+from eagle_tree.policy import Autoregressive
+from eagle_tree.tree import Draw, Drawn, Tree
+from eagle_tree.warp import Law, Sampling
+
+PLAIN = Sampling(1.0)
+
+
+def random_position(size: int = 200) -> Position:
+    generator = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(size, generator=generator)
+    log_q = (logits + torch.randn(size, generator=generator)).log_softmax(-1)
+    return Position(logits, log_q, None, 7)
+
+
+def rows(seed: int = 0, size: int = 200) -> GumbelRows:
+    return GumbelRows(Noise(seed, "a"), size)
+
+
+def test_the_most_likely_tokens_are_matched_with_their_probability():
+    position = random_position()
+    p = position.logits.double().softmax(-1)
+    value = accepted(RULES["match"], position, 4, PLAIN, Draw("top_k"), rows())
+    assert value == pytest.approx(p[position.log_q.topk(4).indices].sum().item(), abs=1e-6)
+
+
+def test_the_hybrids_acceptance_is_its_closed_form_on_a_large_vocabulary():
+    """p(S) + Σ_rest min(p, q_rest), to 1e-9, from `reach` of every tree that the draw can make."""
+    position, k = random_position(), 4
+    p, q = position.logits.double().softmax(-1), position.log_q.double().exp()
+    likely = q.topk(k - 1).indices
+    rest = q.index_fill(0, likely, 0.0)
+    rest = rest / rest.sum()
+    mean = 0.0
+    for x in rest.nonzero().flatten().tolist():
+        drawn = Drawn(rest.log()[None], torch.tensor([0] + [-1] * k))
+        tree = Tree.from_lists([0, x, *likely.tolist()], [-1] + [0] * k, drawn=drawn)
+        law = Law(position.logits.double().expand(k + 1, -1), PLAIN)
+        mean += rest[x].item() * Hybrid().reach(tree, law.node_log_prob(tree), law)[1:].sum().item()
+    expected = p[likely].sum() + torch.minimum(p, rest).index_fill(0, likely, 0.0).sum()
+    assert mean == pytest.approx(expected.item(), abs=1e-9)
+
+
+def test_a_drafter_that_is_the_target_is_always_accepted_but_by_match():
+    position = random_position()
+    same = Position(position.logits, position.logits.log_softmax(-1), None, 7)
+    for name, rule in RULES.items():
+        value = accepted(rule, same, 1, PLAIN, rule.default_draw.at(1.0), rows())
+        if name == "match":
+            assert value < 0.9
+        else:
+            assert value == pytest.approx(1, abs=1e-5)
+
+
+def test_every_position_of_an_answer_is_compared(target):
+    """An untrained head: all rules accept little, and every number is a share."""
+    answer = generate(target, None, Autoregressive(), PROMPT, 5, 1.0).tokens
+    drafter = build_drafter(target, draft_vocab=20)
+    found = list(positions(target, drafter, PROMPT, answer))
+    assert [one.index for one in found] == [len(PROMPT) + 1 + step for step in range(4)]
+    assert all(one.log_q.shape == (20,) and one.logits.shape == (VOCAB,) for one in found)
+    table = compare(iter(found), (0.7, 1.0), (1, 2), "a", repeats=2)
+    assert len(table) == 4 * 2 * len(RULES) * 2
+    assert table.accepted.between(0, 1 + 1e-9).all()
+    assert (table.groupby("position").entropy.nunique() == 2).all()
+
+
+def test_temperature_0_is_refused(target):
+    with pytest.raises(ValueError, match="must be above 0: at 0 all rules accept the same"):
+        compare(iter([]), (0.0,), (1,), "a")
