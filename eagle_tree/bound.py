@@ -14,16 +14,16 @@ import pandas as pd
 import torch
 
 from eagle_tree.cost import CostTable
-from eagle_tree.trace import Trace
+from eagle_tree.trace import Trace, levels
 
 
 def spelled_ahead(trace: Trace) -> np.ndarray:
     """`[P]`, how many of the tokens that follow each position the trace's candidates spell, one below the other."""
     memo = trace.memo
     row, count = memo.root, torch.zeros(len(memo.root), dtype=torch.int64)
-    levels = int(max(trace.positions)) + 1
-    text = trace.windows(levels + 1)
-    for level in range(levels):
+    deepest = max(levels(part.expansions) for part in trace.parts)
+    text = trace.windows(deepest + 1)
+    for level in range(deepest):
         right = memo.token[row] == text[:, level + 1, None]
         found = right.any(-1)
         if not found.any():

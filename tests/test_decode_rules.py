@@ -150,7 +150,7 @@ def test_coupled_trees_emit_the_text_of_autoregressive_decoding(target, close, s
     for seed in range(2):
         expected = generate(target, None, Autoregressive(), PROMPT, 14, sampling=sampling, seed=seed).tokens
         # the test's own drafter expands one depth at a time
-        for drafter in ([close] if policy.level_wise else []) + [build_drafter(target, draft_vocab=20), medusa(target)]:
+        for drafter in ([] if isinstance(policy, BestFirst) else [close]) + [build_drafter(target, draft_vocab=20), medusa(target)]:
             result = generate(target, drafter, policy, PROMPT, 14, sampling=sampling, seed=seed, rule=Coupled())
             assert result.tokens == expected
 

@@ -87,7 +87,7 @@ def test_the_target_is_asked_again_when_a_trace_grows(verbs, tmp_path):
     asked = ["trace.target_prob=true", "trace.positions=5", "trace.budget=9"]
     assert result_of(verbs("trace", "compare=[]", "policy=chain"))["appraised_positions"] == 0
     assert (
-        "the trace lacks the target's probabilities" in verbs("replay", "policy=chain", "compare=[]", "regret=true")[2]
+        "the trace holds no probabilities of the target's" in verbs("replay", "policy=chain", "compare=[]", "regret=true")[2]
     )
     assert result_of(verbs("trace", "compare=[]", "policy=chain", *asked))["appraised_positions"] == 6
     before = {part.text.prompt_id: part for part in read_parts("trace")}

@@ -17,11 +17,11 @@ from tqdm import tqdm
 from eagle_tree.appraise import appraised, sample
 from eagle_tree.apps import common
 from eagle_tree.apps.bench import chosen_policies
+from eagle_tree.checks import check_count
 from eagle_tree.drafter.base import Drafter
 from eagle_tree.evaluate import Text, answered, read
 from eagle_tree.noise import Noise
 from eagle_tree.policy import Policy
-from eagle_tree.policy.base import check_count
 from eagle_tree.target import Target
 from eagle_tree.trace import (
     Part,
