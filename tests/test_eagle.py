@@ -305,7 +305,7 @@ def test_a_draft_is_the_top_of_the_heads_law(setups, kind):
     assert draft.token.tolist() == [ids[order].tolist()]
     torch.testing.assert_close(draft.log_conf[0], log_q[order].float())
     torch.testing.assert_close(draft.entropy[0], -(log_q.exp() * log_q).sum().float())
-    assert draft.q is None
+    assert draft.log_q is None
 
 
 def test_d2t_is_an_offset_and_drafts_are_target_ids(setups):

@@ -144,7 +144,7 @@ def test_head_0_proposes_what_follows_the_pending_token_and_head_1_what_follows_
     assert second.token.tolist() == [[5, 4, 3], [5, 4, 3]]
     torch.testing.assert_close(second.log_conf, torch.tensor([[0.5, 0.25, 0.125]] * 2).log())
     assert second.entropy.shape == (2,)
-    assert second.q is None
+    assert second.log_q is None
 
 
 def test_a_frontier_of_several_depths_asks_each_nodes_own_head():
