@@ -149,8 +149,9 @@ def test_the_match_rule_takes_drawn_children_as_they_are(target, close):
 def test_coupled_trees_emit_the_text_of_autoregressive_decoding(target, close, sampling, policy):
     for seed in range(2):
         expected = generate(target, None, Autoregressive(), PROMPT, 14, sampling=sampling, seed=seed).tokens
-        # the test's own drafter expands one depth at a time
-        for drafter in ([] if isinstance(policy, BestFirst) else [close]) + [build_drafter(target, draft_vocab=20), medusa(target)]:
+        drafters = [build_drafter(target, draft_vocab=20), medusa(target)]
+        drafters += [] if isinstance(policy, BestFirst) else [close]  # the test's own expands one depth at a time
+        for drafter in drafters:
             result = generate(target, drafter, policy, PROMPT, 14, sampling=sampling, seed=seed, rule=Coupled())
             assert result.tokens == expected
 

@@ -86,9 +86,8 @@ def test_the_target_is_asked_again_when_a_trace_grows(verbs, tmp_path):
     """Five positions of two prompts are three of each; what another policy adds is appraised with them."""
     asked = ["trace.target_prob=true", "trace.positions=5", "trace.budget=9"]
     assert result_of(verbs("trace", "compare=[]", "policy=chain"))["appraised_positions"] == 0
-    assert (
-        "the trace holds no probabilities of the target's" in verbs("replay", "policy=chain", "compare=[]", "regret=true")[2]
-    )
+    _, _, errors = verbs("replay", "policy=chain", "compare=[]", "regret=true")
+    assert "the trace holds no probabilities of the target's" in errors
     assert result_of(verbs("trace", "compare=[]", "policy=chain", *asked))["appraised_positions"] == 6
     before = {part.text.prompt_id: part for part in read_parts("trace")}
     assert result_of(verbs("trace", "extend=trace", f"compare=[{SMALL}]", "policy=chain"))["appraised_positions"] == 6
