@@ -157,11 +157,12 @@ def appraised(
     for position in sorted(positions, reverse=True):
         length, pool = len(part.text.prompt_ids) + position, Pool.at(part, position, target.device)
         tree = pool.tree
-        log_prob, nats = np.zeros(tree.n_nodes + 1, np.float32), np.zeros(tree.n_nodes + 1, np.float32)
+        log_prob, nats = (torch.zeros(tree.n_nodes + 1, device=target.device) for _ in range(2))
         for node, law in prefix.chunks(length, tree):
-            nats[node.cpu()] = entropy(law).numpy(force=True)
+            nats[node] = entropy(law)
             child, above = (tree.parent[:, None] == node).nonzero().T
-            log_prob[child.cpu()] = law[above, tree.token[child]].float().numpy(force=True)
+            log_prob[child] = law[above, tree.token[child]].float()
+        log_prob, nats = log_prob.numpy(force=True), nats.numpy(force=True)
         ends = 1 + np.cumsum(pool.size)
         for row, end, size in zip(pool.row, ends, pool.size, strict=True):
             columns["target_log_prob"][row] = log_prob[end - size : end]

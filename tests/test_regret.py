@@ -227,6 +227,16 @@ def test_the_best_trees_are_those_of_all_paths(opinion):
             np.testing.assert_allclose(here[name], sorted(found, reverse=True)[:7], atol=1e-6)
 
 
+def test_a_pool_is_verified_in_chunks_that_change_nothing(opinion, monkeypatch):
+    """Chunks of five nodes: most hold leaves alone, and the last one a single node."""
+    target, drafter, sampling, part = opinion
+    monkeypatch.setattr("eagle_tree.appraise.CHUNK", 5)
+    again = appraised(replace(part, appraisal=None), target, sampling, part.sampled, 7, drafter.target_id)
+    for ours, theirs in zip(again.appraisal.to_pylist(), part.appraisal.to_pylist(), strict=True):
+        for name in APPRAISAL_SCHEMA.names:
+            assert ours[name] == (theirs[name] if theirs[name] is None else pytest.approx(theirs[name], abs=1e-6))
+
+
 def test_an_appraised_part_is_written_and_read_back(opinion, tmp_path):
     part = opinion[3]
     again = Part.read(part.write(tmp_path))
