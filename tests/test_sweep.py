@@ -160,6 +160,14 @@ def test_a_ready_sweep_runs(folder, eagle_tree):
         "replay", "-m", "experiment=sweep_machines", "policy.top_k=3", "policy.depth=2", "sweep=s"
     )
     assert status == 0 and last(out)["jobs"] == 10, errors
+    for run in gathered(Path("s")).finished.values():
+        assert list(run["result"]["policies"]) == ["autoregressive", "chain", "eagle2"]
+
+
+def test_a_ready_sweep_says_what_replay_would_say_otherwise(folder, eagle_tree):
+    """`compare: []` of the experiment, not replay's own list."""
+    assert eagle_tree("replay", "experiment=sweep_eagle2", "policy.top_k=3", "policy.depth=2", "run=r")[0] == 0
+    assert list(json.loads(Path("r/run.json").read_text())["result"]["policies"]) == ["autoregressive", "eagle2"]
 
 
 # --- reports ---

@@ -163,6 +163,7 @@ def write(outcome: Outcome, folder: Path, config: DictConfig) -> tuple[pd.DataFr
         "cost": None if cost is None else cost.about,
         "config": OmegaConf.to_container(config, resolve=True),
         "chosen": chosen(),
+        "overrides": sweep.of_the_job(list(HydraConfig.get().overrides.task)),
         "objective": objective(summary, cost),
         "result": result,
     }

@@ -37,9 +37,9 @@ def report(folders: list[str], config: DictConfig) -> dict[str, Any]:
     complaints: list[str] = []
     runs = [run for folder in folders for run in runs_of(folder, complaints)]
     check_comparable(runs)
-    parts = [entries(*run, many=len(folders) > 1) for run in runs]
+    parts = [entries(run, about, many=len(folders) > 1) for run, about in runs]
     table, sums = [row for rows, _ in parts for row in rows], [of_prompt for _, of_prompt in parts]
-    losses = [pd.read_parquet(run / "regret.parquet") for run, _, _ in runs if (run / "regret.parquet").is_file()]
+    losses = [pd.read_parquet(run / "regret.parquet") for run, _ in runs if (run / "regret.parquet").is_file()]
     print("\n".join(complaints))
     if not table:
         raise ValueError(f"runs: no job is finished in {', '.join(map(str, folders))}")
@@ -67,38 +67,38 @@ def report(folders: list[str], config: DictConfig) -> dict[str, Any]:
     return result
 
 
-def runs_of(folder: Path, complaints: list[str]) -> list[tuple[Path, list[str], dict[str, Any]]]:
-    """Folder, overrides and `run.json` of every finished replay in a folder; what is not finished is complained of."""
+def runs_of(folder: Path, complaints: list[str]) -> list[tuple[Path, dict[str, Any]]]:
+    """Folder and `run.json` of every finished replay in a folder; what is not finished is complained of."""
     if (folder / "sweep.json").is_file():
         jobs = sweep.gathered(folder)
         complaints += jobs.complaints()
-        return [(folder / name, jobs.planned.get(name, []), about) for name, about in jobs.finished.items()]
+        return [(folder / name, about) for name, about in jobs.finished.items()]
     if not (folder / "run.json").is_file():
         raise FileNotFoundError(f"runs: {folder} holds neither a sweep nor a finished replay")
-    return [(folder, [], json.loads((folder / "run.json").read_text()))]
+    return [(folder, json.loads((folder / "run.json").read_text()))]
 
 
-def check_comparable(runs: list[tuple[Path, list[str], dict[str, Any]]]) -> None:
+def check_comparable(runs: list[tuple[Path, dict[str, Any]]]) -> None:
     """Raise ValueError for a run that is no replay, or replays of different traces: nothing pairs their prompts."""
-    for run, _, about in runs:
+    for run, about in runs:
         if "policies" not in about.get("result", {}) or "chosen" not in about:
             raise ValueError(f"runs: {run} is no replay")
-        if about["result"]["trace"] != (first := runs[0][2]["result"]["trace"]):
+        if about["result"]["trace"] != (first := runs[0][1]["result"]["trace"]):
             raise ValueError(f"runs: {run} replays trace {about['result']['trace']}, {runs[0][0]} trace {first}")
 
 
-def entries(
-    run: Path, overrides: list[str], about: dict[str, Any], many: bool
-) -> tuple[list[dict[str, Any]], pd.DataFrame]:
-    """Rows of the table, and sums by label and prompt: of a job its chosen policy, of a replay all.
+def entries(run: Path, about: dict[str, Any], many: bool) -> tuple[list[dict[str, Any]], pd.DataFrame]:
+    """Rows of the table, and sums by label and prompt: of a sweep's job its chosen policy, of a replay all.
 
     Args:
         many: whether labels must tell replays apart.
     """
     policies, sums = about["result"]["policies"], pd.read_parquet(run / "prompts.parquet")
-    names = [about["chosen"]] if overrides else list(policies)
-    label = {name: run.name if overrides else f"{run.name}:{name}" if many else name for name in names}
-    known = {"overrides": " ".join(overrides), "prompts": sums.prompt_id.nunique(), "run": str(run)}
+    is_job = (run.parent / "sweep.json").is_file()
+    names = [about["chosen"]] if is_job else list(policies)
+    label = {name: run.name if is_job else f"{run.name}:{name}" if many else name for name in names}
+    overrides = " ".join(about["overrides"]) if is_job else ""
+    known = {"overrides": overrides, "prompts": sums.prompt_id.nunique(), "run": str(run)}
     rows = [{**policies[name], **known, "label": label[name], "policy": name} for name in names]
     sums = sums[sums.policy.isin(names)].assign(policy=lambda table: table.policy.map(label))
     return rows, sums.set_index(["policy", "prompt_id"])
