@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from numbers import Real
 
 import numpy as np
 import pandas as pd
 
+from eagle_tree.checks import is_number
 from eagle_tree.cost import CostTable
 
 FORMULA = "max((b W + 4 L G (c + n)) / bandwidth, (2 W n + 4 L H n (c + n)) / operations)"
@@ -59,7 +59,7 @@ class Shape:
 
 def check_positive(name: str, value: object) -> None:
     """Raise ValueError unless the value, so named, is a positive number."""
-    if not isinstance(value, Real) or isinstance(value, bool) or not 0 < value < float("inf"):
+    if not is_number(value) or value <= 0:
         raise ValueError(f"roofline: {name}={value!r} must be a positive number")
 
 

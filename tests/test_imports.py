@@ -69,7 +69,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "regret": {"tree", "noise", "policy", POLICIES, "decode", "analysis", "replay", "trace"},
     "bound": {"cost", "trace"},
-    "roofline": {"cost"},
+    "roofline": {"checks", "cost"},
     "certify": {"tree", "draw", "accept", RULES, "noise", "warp", "policy", POLICIES},
     "compare": {"tree", "draw", "accept", "noise", "warp", "target", "drafter.base"},
     "mutants": {"tree", "accept", RULES, "noise", "warp", "certify"},

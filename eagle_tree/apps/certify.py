@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from eagle_tree.accept import Rule
 from eagle_tree.apps import common
 from eagle_tree.certify import SAMPLINGS, TOLERANCE, Certificate, World, certificates
+from eagle_tree.checks import check_count
 from eagle_tree.mutants import MUTANTS
 from eagle_tree.simulate import NOISE_MUTANTS, ChiSquare, chi_square
 from eagle_tree.warp import Sampling
@@ -32,8 +33,7 @@ def certify(config: DictConfig) -> dict[str, Any]:
     for name in ("quick", "mutants"):
         if not isinstance(config[name], bool):
             raise ValueError(f"{name}={config[name]!r} must be true or false")
-    if not isinstance(config.noise_texts, int) or isinstance(config.noise_texts, bool) or config.noise_texts < 0:
-        raise ValueError(f"noise_texts={config.noise_texts!r} must be an integer >= 0")
+    check_count("noise_texts", config.noise_texts, least=0)
     started = time.perf_counter()
     samplings, levels = (QUICK_SAMPLINGS, (1, 2)) if config.quick else (SAMPLINGS, (1, 2, 3))
     with torch.inference_mode():

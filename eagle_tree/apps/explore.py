@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from eagle_tree.analysis import tokens_per_pass
 from eagle_tree.apps import common
 from eagle_tree.apps.evaluate import policy_lines
+from eagle_tree.checks import check_count
 from eagle_tree.explore import collect, render, select
 from eagle_tree.files import replacing
 from eagle_tree.record import TABLES, read_run
@@ -34,8 +35,7 @@ def explore(run: str | None, config: DictConfig) -> dict[str, Any]:
         raise ValueError("run: name the folder of a recorded run: eagle-tree explore runs/bench-…")
     folder = Path(run)
     policies, prompts = (names(config, option) for option in ("policies", "prompts"))
-    if not isinstance(config.max_passes, int) or config.max_passes < 1:
-        raise ValueError(f"max_passes={config.max_passes!r} must be an integer >= 1")
+    check_count("max_passes", config.max_passes)
     page = folder / "explorer.html" if config.page is None else Path(config.page)
     if page.is_dir():
         raise ValueError(f"page={config.page} is a folder; name a file in it")

@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 
 from eagle_tree import analysis, plots
 from eagle_tree.apps import common, sweep
+from eagle_tree.checks import check_count
 from eagle_tree.files import replacing
 from eagle_tree.regret import PARTS, decomposed
 
@@ -32,8 +33,7 @@ def report(folders: list[str], config: DictConfig) -> dict[str, Any]:
     folders = [Path(folder) for folder in (folders or config.runs)]
     if not folders:
         raise ValueError("runs: no folder is given; call: eagle-tree report runs/sweep-…")
-    if not isinstance(config.rows, int) or config.rows < 1:
-        raise ValueError(f"rows={config.rows!r} must be an integer >= 1")
+    check_count("rows", config.rows)
     complaints: list[str] = []
     runs = [run for folder in folders for run in runs_of(folder, complaints)]
     check_comparable(runs)
