@@ -120,8 +120,8 @@ def speedup(prompts: pd.DataFrame, baseline: pd.DataFrame | None) -> tuple[float
 
 def predicted_speed(passes: pd.DataFrame, cost: CostTable) -> float:
     """Tokens per second that a cost table gives recorded or followed passes: tokens over the sum of their seconds."""
-    columns = zip(passes.n_nodes, passes.draft_steps, passes.expanded, passes.context_length)
-    return float(passes.emitted.sum() / sum(cost.pass_seconds(*row) for row in columns))
+    columns = (passes[name].to_numpy() for name in ("n_nodes", "draft_steps", "expanded", "context_length"))
+    return float(passes.emitted.sum() / cost.pass_seconds(*columns).sum())
 
 
 def with_ancestry(nodes: pd.DataFrame) -> pd.DataFrame:

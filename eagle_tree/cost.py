@@ -71,18 +71,19 @@ class CostTable:
 
     def draft(self, width: float, context: int) -> float:
         """Seconds of one drafter step over a frontier of `width` nodes; the widest measured one serves wider ones."""
-        curve = self.curve("draft", 1, context)
-        return float(np.interp(width, np.arange(len(curve)), curve)) if len(curve) else 0.0
+        return float(self.at("draft", width, context))
 
-    def pass_seconds(self, n_nodes: int, draft_steps: int, expanded: int, context: int) -> float:
-        """Seconds of a pass, from the columns of a `PassRow`: one forward, the drafter's steps, and what is fixed.
+    def pass_seconds(
+        self, n_nodes: ArrayLike, draft_steps: ArrayLike, expanded: ArrayLike, context: ArrayLike
+    ) -> np.ndarray:
+        """Seconds of passes, from the columns of `PassRow`: one forward, the drafter's steps, and what is fixed.
 
         The first of `draft_steps` is the root's; the others share the rest of the `expanded` nodes evenly.
         """
-        steps = self.draft(1, context) if draft_steps else 0.0
-        if draft_steps > 1:
-            steps += (draft_steps - 1) * self.draft((expanded - 1) / (draft_steps - 1), context)
-        return float(self.verify(context)[min(n_nodes + 1, self.largest_n)]) + steps + self.fixed
+        draft_steps, others = np.asarray(draft_steps), np.maximum(np.asarray(draft_steps) - 1, 0)
+        width = (np.asarray(expanded) - 1) / np.maximum(others, 1)
+        draft = (draft_steps > 0) * self.at("draft", 1, context) + others * self.at("draft", width, context)
+        return self.at("verify", np.asarray(n_nodes) + 1, context) + draft + self.fixed
 
     def seconds(self, n_nodes: ArrayLike, widths: Sequence[int], context: ArrayLike) -> np.ndarray:
         """Seconds of passes: `n_nodes` draft nodes verified behind `context` tokens, after one drafter step per width.
@@ -94,15 +95,19 @@ class CostTable:
         return self.at("verify", np.asarray(n_nodes) + 1, context) + draft + self.fixed
 
     def at(self, stage: str, n: ArrayLike, context: ArrayLike) -> np.ndarray:
-        """Seconds of one step of a stage, entry by entry what `verify` and `draft` say; the largest n that was measured
-        serves larger ones."""
+        """Seconds of one step of a stage at n, whole or not, and a context, entry by entry; 0 if it was not measured.
+
+        Linear between whole n and between measured contexts, held beyond those and the largest measured n.
+        """
         contexts, curves = self.curves(stage, 1)
         if not len(contexts):
             return np.zeros(np.broadcast_shapes(np.shape(n), np.shape(context)))
+        n = np.clip(n, 0, curves.shape[1] - 1)
         place = np.interp(context, contexts, np.arange(len(contexts)))
-        below = place.astype(int)
-        n = np.minimum(n, curves.shape[1] - 1)
-        low, high = curves[below, n], curves[np.minimum(below + 1, len(contexts) - 1), n]
+        whole, below = np.floor(n).astype(int), np.floor(place).astype(int)
+        next_n, above = np.minimum(whole + 1, curves.shape[1] - 1), np.minimum(below + 1, len(contexts) - 1)
+        low = curves[below, whole] + (n - whole) * (curves[below, next_n] - curves[below, whole])
+        high = curves[above, whole] + (n - whole) * (curves[above, next_n] - curves[above, whole])
         return low + (place - below) * (high - low)
 
     def curve(self, stage: str, batch: int, context: int) -> np.ndarray:

@@ -132,7 +132,7 @@ class RateOptimal(Policy):
 
     def alone(self, context: int) -> float:
         """Seconds of a pass of autoregressive decoding."""
-        return self.cost.pass_seconds(0, 0, 0, context)
+        return float(self.cost.pass_seconds(0, 0, 0, context))
 
     @property
     def best_rate(self) -> float:
