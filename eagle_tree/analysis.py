@@ -43,13 +43,21 @@ def meter(passes: pd.DataFrame, column: str) -> tuple[float, float]:
     return values.mean(), values.std(ddof=1) / np.sqrt(len(values))
 
 
+def counted(passes: pd.DataFrame) -> pd.DataFrame:
+    """Passes and emitted tokens by policy and prompt_id, in the order of first appearance."""
+    of_prompt = passes.groupby(["policy", "prompt_id"], sort=False)
+    return of_prompt.agg(passes=("pass_id", "size"), emitted=("emitted", "sum"))
+
+
+def prompt_sums(passes: pd.DataFrame) -> pd.DataFrame:
+    """`counted`, and the seconds of the passes (NaN without times)."""
+    return counted(passes).assign(seconds=passes.groupby(["policy", "prompt_id"], sort=False).pass_s.sum(min_count=1))
+
+
 def per_prompt(passes: pd.DataFrame, outputs: pd.DataFrame) -> pd.DataFrame:
-    """Sums by policy and prompt_id: passes, emitted, and seconds of decoding, node recording (record_s) taken out."""
-    sums = passes.groupby(["policy", "prompt_id"], sort=False).agg(
-        passes=("pass_id", "size"), emitted=("emitted", "sum"), record_s=("record_s", "sum")
-    )
-    seconds = outputs.set_index(["policy", "prompt_id"])["decode_s"]
-    return sums.assign(seconds=seconds.reindex(sums.index) - sums.record_s).drop(columns="record_s")
+    """`counted`, and the seconds of decoding, node recording (record_s) taken out."""
+    sums, recording = counted(passes), passes.groupby(["policy", "prompt_id"], sort=False).record_s.sum()
+    return sums.assign(seconds=outputs.set_index(["policy", "prompt_id"])["decode_s"].reindex(sums.index) - recording)
 
 
 def summarise(passes: pd.DataFrame, outputs: pd.DataFrame) -> pd.DataFrame:
@@ -275,13 +283,6 @@ def holm(p: np.ndarray) -> np.ndarray:
     order = known[np.argsort(p[known], kind="stable")]
     corrected[order] = np.minimum(1.0, np.maximum.accumulate(p[order] * np.arange(len(order), 0, -1)))
     return corrected
-
-
-def prompt_sums(passes: pd.DataFrame) -> pd.DataFrame:
-    """Passes, emitted tokens and seconds (NaN without times) by policy and prompt, in the order of first appearance."""
-    of_prompt = passes.groupby(["policy", "prompt_id"], sort=False)
-    sums = of_prompt.agg(passes=("pass_id", "size"), emitted=("emitted", "sum"))
-    return sums.assign(seconds=of_prompt.pass_s.sum(min_count=1))
 
 
 def replayed(passes: pd.DataFrame, bound: pd.DataFrame | None = None) -> pd.DataFrame:

@@ -141,7 +141,7 @@ def report(folder: Path, sampling: Sampling, rule: Rule) -> dict[str, Any]:
     keys = ("tau", "tau_low", "tau_high", "expected_draft", "expected_target", "tokens_per_second", "speedup")
     keys += ("speedup_low", "speedup_high", "overhead_share", "record_share", "passes")
     keys += ("acceptance_meter", "acceptance_meter_error", "surprisal_meter", "surprisal_meter_error")
-    policies = {row["policy"]: {key: common.finite(row[key]) for key in keys} for row in summary.to_dict("records")}
+    policies = common.by_policy(summary, keys)
     about = {"accept": type(rule).__name__, "lossless": rule.lossless}
     return {"run": str(folder), **about, "policies": policies, "differing_answers": len(different)}
 

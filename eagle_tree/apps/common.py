@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 import transformers
 from hydra import main as hydra_main
@@ -236,6 +237,23 @@ def new_run_folder(config: DictConfig, verb: str) -> Path:
 def finite(value: float) -> float | None:
     """A number that JSON can hold."""
     return value if math.isfinite(value) else None
+
+
+def by_policy(summary: pd.DataFrame, keys: Iterable[str]) -> dict[str, dict[str, float | None]]:
+    """Some columns of a summary with one row a policy, as JSON."""
+    return {row["policy"]: {key: finite(row[key]) for key in keys} for row in summary.to_dict("records")}
+
+
+def policy_cells(row: dict[str, Any]) -> dict[str, str]:
+    """What every table of followed or replayed policies says of one, for people."""
+    return {
+        "policy": row["policy"],
+        "passes": str(row["passes"]),
+        "τ (95 %)": interval(row, "tau"),
+        "nodes": f"{row['nodes']:.1f}",
+        "exp. draft": f"{row['expected_draft']:.2f}",
+        "realised": f"{row['realised']:.2f}",
+    }
 
 
 def interval(row: dict[str, float], name: str) -> str:

@@ -137,7 +137,7 @@ def report(tables: dict[str, pd.DataFrame], folder: Path) -> dict[str, Any]:
         print("\n" + "\n".join(policy_lines(summary)))
     print(f"\n{len(prompts)} texts, {prompts.answer_tokens.sum()} tokens; counts in {folder}\n")
     keys = ("tau", "tau_low", "tau_high", "passes")
-    policies = {row["policy"]: {key: common.finite(row[key]) for key in keys} for row in summary.to_dict("records")}
+    policies = common.by_policy(summary, keys)
     depths = [{key: common.finite(value) for key, value in row.items()} for row in rates.to_dict("records")]
     return {
         "run": str(folder),
@@ -170,15 +170,5 @@ def depth_lines(rates: pd.DataFrame, coverage: float, calibration_error: float) 
 
 def policy_lines(summary: pd.DataFrame) -> list[str]:
     """The table of policies for people."""
-    rows = [
-        {
-            "policy": row["policy"],
-            "passes": str(row["passes"]),
-            "τ (95 %)": common.interval(row, "tau"),
-            "nodes": f"{row['nodes']:.1f}",
-            "exp. draft": f"{row['expected_draft']:.2f}",
-            "realised": f"{row['realised']:.2f}",
-        }
-        for row in summary.to_dict("records")
-    ]
+    rows = [common.policy_cells(row) for row in summary.to_dict("records")]
     return [*common.aligned(rows), "", "τ: tokens per target pass, bonus included, prefill excluded."]

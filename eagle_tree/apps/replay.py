@@ -148,9 +148,7 @@ def write(outcome: Outcome, folder: Path, config: DictConfig) -> tuple[pd.DataFr
         "run": str(folder),
         "trace": outcome.trace.fingerprint,
         "cost": None if cost is None else cost.about.get("device"),
-        "policies": {
-            row["policy"]: {key: common.finite(row[key]) for key in keys} for row in summary.to_dict("records")
-        },
+        "policies": common.by_policy(summary, keys),
         "bound_tokens_per_second": None if bound is None else bound.emitted.sum() / bound.seconds.sum(),
         "passes_per_second": len(passes) / busy,
     }
@@ -175,14 +173,7 @@ def lines(summary: pd.DataFrame, cost: CostTable | None, trace: Trace) -> list[s
     """The summary for people."""
     rows = []
     for row in summary.to_dict("records"):
-        cells = {
-            "policy": row["policy"],
-            "passes": str(row["passes"]),
-            "τ (95 %)": common.interval(row, "tau"),
-            "nodes": f"{row['nodes']:.1f}",
-            "exp. draft": f"{row['expected_draft']:.2f}",
-            "realised": f"{row['realised']:.2f}",
-        }
+        cells = common.policy_cells(row)
         if cost is not None:
             cells["tokens/s"] = f"{row['tokens_per_second']:.1f}"
             cells["speed-up (95 %)"] = common.interval(row, "speedup")
