@@ -72,7 +72,7 @@ def law_at(target: Target, hidden: Tensor, log_z: Tensor, token: Tensor | None =
 
 
 class Laws:
-    """The target's laws at a batch's learnt positions, computed once and read at every depth.
+    """The target's laws at a batch's learnt positions, computed once and read at several depths.
 
     Args:
         token: `[v]`, the draft vocabulary; None for all tokens.
@@ -299,7 +299,8 @@ class Eagle(Objective):
 
         embedding = self.target.embedding[batch.token[:, 1:]].to(feature.dtype)
         predicted = self.head.step(embedding, self.noised(feature, batch.seeds)[:, :rows], position, attend)
-        learnt, law = Laws(self.target, batch).at(1, rows)
+        learnt, hidden, log_z = (batch.shift(name, 1, rows) for name in ("learnt", "hidden", "log_z"))
+        law = law_at(self.target, hidden[learnt], log_z[learnt])
         predicted, true = predicted[learnt], feature[:, 1:][learnt]
         loss = self.feature_weight * feature_distance(predicted, true)
         logits = self.target.apply_head(predicted.to(self.target.dtype)).float()
