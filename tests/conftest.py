@@ -16,8 +16,10 @@ from transformers import (
 )
 
 from eagle_tree.apps import cli
+from eagle_tree.cache import KVLayer
 from eagle_tree.drafter.eagle import EagleConfig, EagleDrafter, EagleHead, published_taps
 from eagle_tree.target import Target
+from eagle_tree.tree import Tree
 
 VOCAB = 61
 SHAPE = dict(
@@ -89,3 +91,29 @@ def eagle_tree(monkeypatch, capfd):
         return status, *capfd.readouterr()
 
     return call
+
+
+def without_its_parent(within, *arguments, real):
+    """The first draft node of every tree does not see the root."""
+    if within.shape[-1] > 1:
+        within = within.clone()
+        within[:, 1, 0] = False
+    return real(within, *arguments)
+
+
+@pytest.fixture(params=["mask", "position", "compaction"])
+def fault(request, monkeypatch):
+    """An engine that is wrong by one: a row of the tree mask, a position, a compaction."""
+    if request.param == "mask":
+        real = Target.attention_masks
+        monkeypatch.setattr(
+            Target,
+            "attention_masks",
+            lambda self, within, *rest: without_its_parent(within, *rest, real=real.__get__(self)),
+        )
+    elif request.param == "position":
+        monkeypatch.setattr(Tree, "position_offset", property(lambda tree: tree.depth + (tree.depth > 0).long()))
+    else:
+        real = KVLayer.keep
+        monkeypatch.setattr(KVLayer, "keep", lambda self, row, path, start: real(self, row, path, start - 1))
+    return request.param

@@ -16,7 +16,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from eagle_tree.audit import Yardstick, first_difference, their_text
-from eagle_tree.cache import KVLayer
 from eagle_tree.decode import generate
 from eagle_tree.noise import Noise
 from eagle_tree.policy import Autoregressive, Eagle2
@@ -120,31 +119,6 @@ def divergences(dtype: torch.dtype, temperature: float) -> list:
         )  # fmt: skip
         found.append(yardstick(target, sampling).judge(prompt, alone, run.tokens, Noise(0, sequence)))
     return [one for one in found if one]
-
-
-def without_its_parent(within, *arguments, real):
-    """The first draft node of every tree does not see the root."""
-    if within.shape[-1] > 1:
-        within = within.clone()
-        within[:, 1, 0] = False
-    return real(within, *arguments)
-
-
-@pytest.fixture(params=["mask", "position", "compaction"])
-def fault(request, monkeypatch):
-    if request.param == "mask":
-        real = Target.attention_masks
-        monkeypatch.setattr(
-            Target,
-            "attention_masks",
-            lambda self, within, *rest: without_its_parent(within, *rest, real=real.__get__(self)),
-        )
-    elif request.param == "position":
-        monkeypatch.setattr(Tree, "position_offset", property(lambda tree: tree.depth + (tree.depth > 0).long()))
-    else:
-        real = KVLayer.keep
-        monkeypatch.setattr(KVLayer, "keep", lambda self, row, path, start: real(self, row, path, start - 1))
-    return request.param
 
 
 @DTYPES
