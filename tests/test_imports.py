@@ -62,7 +62,7 @@ ALLOWED: dict[str, set[str]] = {
         "tree", "noise", "warp", "policy", POLICIES, "decode", "evaluate", "target", "cache", "drafter.base", "files",
     },
     "replay": {
-        "tree", "noise", "policy", POLICIES, "accept", "cost", "evaluate", "record", "trace",
+        "tree", "policy", POLICIES, "accept", "cost", "evaluate", "record", "trace",
     },
     "appraise": {
         "tree", "noise", "warp", "policy", "cache", "decode", "evaluate", "target", "drafter.base", "trace",
@@ -82,7 +82,7 @@ ALLOWED: dict[str, set[str]] = {
     "train": {"checks", "files", "features", "objective", "target"},
     "corpus": {"checks", "files", "target"},
     "evaluate": {
-        "tree", "calibration", "cost", "noise", "warp", "policy", POLICIES, "target", "drafter.base", "decode",
+        "tree", "calibration", "cost", "warp", "policy", POLICIES, "target", "drafter.base", "decode",
         "record", "files",
     },
     "analysis": {"record", "trace", "cost", "calibration"},

@@ -22,7 +22,6 @@ from eagle_tree.checks import check_count
 from eagle_tree.drafter.base import Drafter
 from eagle_tree.evaluate import Text, answered, check_candidates, covered, follow, measure, read
 from eagle_tree.files import write_json, write_table
-from eagle_tree.noise import Noise
 from eagle_tree.policy import Accuracy, Autoregressive, Policy
 from eagle_tree.record import PASS_SCHEMA
 from eagle_tree.target import Target
@@ -64,7 +63,7 @@ def evaluate(config: DictConfig) -> dict[str, Any]:
     try:
         stream = answered(texts_path, target, prompts, sampling, config.max_new_tokens, config.seed)
         texts = list(tqdm(stream, "the target's texts", len(prompts), unit="text", dynamic_ncols=True))
-        tables = judge(target, drafter, policies, texts, sampling, config.depths, config.seed)
+        tables = judge(target, drafter, policies, texts, sampling, config.depths)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"the finished texts are kept in {texts_path}: give them as texts=FILE") from None
     if not tables["prompts"].drafted.sum():
@@ -86,26 +85,24 @@ def judge(
     texts: list[Text],
     sampling: Sampling,
     depths: int,
-    seed: int,
 ) -> dict[str, pd.DataFrame]:
     """Every count: tables `hits` (prompt, depth, rank), `bins` (prompt, depth, confidence), `passes`, `prompts`."""
     hits, bins, passes, prompts = [], [], [], []
     with tqdm(total=len(texts) * (1 + len(policies)), unit="walk", dynamic_ncols=True) as bar:
         for text in texts:
             reading = read(target, drafter.taps, text, sampling)
-            noise = Noise(seed, text.prompt_id, target.device)
             drafted = len(text.answer_ids) - 1
             sizes = {"prompt_tokens": len(text.prompt_ids), "answer_tokens": len(text.answer_ids), "drafted": drafted}
             known = {"prompt_id": text.prompt_id, "category": text.category}
             prompts.append({**known, **sizes, "covered": covered(drafter, reading.answer)})
             bar.set_postfix_str(f"{text.prompt_id} depths", refresh=False)
-            of_depth, of_bin = measure(drafter, reading, depths, noise)
+            of_depth, of_bin = measure(drafter, reading, depths)
             hits.append(of_depth)
             bins.append(of_bin)
             bar.update()
             for name, policy in policies.items():
                 bar.set_postfix_str(f"{text.prompt_id} {name}", refresh=False)
-                passes += follow(drafter, policy, reading, noise, target.max_length, name)
+                passes += follow(drafter, policy, reading, target.max_length, name)
                 bar.update()
     tables = {"hits": pd.concat(hits, ignore_index=True), "bins": pd.concat(bins, ignore_index=True)}
     columns = PASS_SCHEMA.names
