@@ -15,7 +15,6 @@ from test_decode import Guided, Oracle
 from torch import Tensor
 
 from eagle_tree import analysis, plots
-from eagle_tree.apps import common
 from eagle_tree.decode import generate
 from eagle_tree.drafter.base import Drafter
 from eagle_tree.evaluate import (
@@ -483,26 +482,9 @@ def test_reading_agrees_with_prefill_at_every_position(target):
 # --- the verb ---
 
 
-@pytest.fixture
-def tiny_verb(target, tmp_path, monkeypatch, eagle_tree):
-    """Call the verb on the tiny target, whose prompts are numbers; returns exit status, output and errors."""
-    (tmp_path / "prompts.txt").write_text("7 3 50 11 3\n\n4 5 6 7\n\n60 1 2\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(common, "build_target", lambda config: target)
-    monkeypatch.setattr(common, "build_drafter", lambda config, target: guided(target))
-    numbers = lambda messages: [int(word) for word in messages[-1]["content"].split()]  # noqa: E731
-    monkeypatch.setattr(target, "encode_chat", numbers, raising=False)
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        given = ["data=text", "data.path=prompts.txt", "max_new_tokens=16", *arguments]
-        return eagle_tree("evaluate", *given)
-
-    return call
-
-
-def test_the_verb_reports_tables_and_a_figure(tiny_verb, target, tmp_path):
+def test_the_verb_reports_tables_and_a_figure(verbs, target, tmp_path):
     policies = "policies=[autoregressive,chain,eagle1,{policy:eagle2,budget:6,top_k:3}]"
-    status, out, errors = tiny_verb(policies, "depths=3", "run=here", "texts=texts.parquet")
+    status, out, errors = verbs("evaluate", policies, "depths=3", "run=here", "texts=texts.parquet")
     assert status == 0, errors
     result = json.loads(out.strip().splitlines()[-1])
     assert result["verb"] == "evaluate" and result["run"] == "here"
@@ -511,11 +493,11 @@ def test_the_verb_reports_tables_and_a_figure(tiny_verb, target, tmp_path):
     assert result["coverage"] == 1
     assert 0 < result["calibration_error"] < 1
     assert list(result["policies"]) == ["autoregressive", "chain", "eagle1", "eagle2(budget=6,top_k=3)"]
-    assert result["policies"]["autoregressive"] == {"tau": 1, "tau_low": 1, "tau_high": 1, "passes": 45}
-    prompts = [[7, 3, 50, 11, 3], [4, 5, 6, 7], [60, 1, 2]]
-    passes = [len(generate(target, guided(target), Chain(4), prompt, 16).passes) for prompt in prompts]
+    assert result["policies"]["autoregressive"] == {"tau": 1, "tau_low": 1, "tau_high": 1, "passes": 22}
+    prompts = [[7, 3, 50, 11, 3], [4, 5, 6, 7]]
+    passes = [len(generate(target, guided(target), Chain(4), prompt, 12).passes) for prompt in prompts]
     chain = result["policies"]["chain"]
-    assert chain["passes"] == sum(passes) and chain["tau"] == 45 / sum(passes)
+    assert chain["passes"] == sum(passes) and chain["tau"] == 22 / sum(passes)
     assert chain["tau_low"] <= chain["tau"] <= chain["tau_high"]
 
     folder = tmp_path / "here"
@@ -526,34 +508,36 @@ def test_the_verb_reports_tables_and_a_figure(tiny_verb, target, tmp_path):
     hits, bins, rows, texts = (
         pd.read_parquet(folder / f"{name}.parquet") for name in ("hits", "bins", "passes", "prompts")
     )
-    assert len(hits) == 3 * 3 * 8
+    assert len(hits) == 2 * 3 * 8
     accuracy = Accuracy.load(folder / "accuracy.json")
-    assert accuracy.positions == [45, 42, 39]
+    assert accuracy.positions == [22, 20, 18]
     assert accuracy.by_depth()[:, 0].tolist() == pytest.approx(result["n_alpha"])
-    assert accuracy.about["temperature"] == 0 and accuracy.about["texts"] == 3
-    assert bins["count"].sum() == 8 * 3 * (15 + 14 + 13)
-    assert rows.groupby("policy").emitted.sum().eq(45).all()
-    assert texts.drafted.tolist() == [15, 15, 15]
+    assert accuracy.about["temperature"] == 0 and accuracy.about["texts"] == 2
+    assert bins["count"].sum() == 8 * 2 * (11 + 10 + 9)
+    assert rows.groupby("policy").emitted.sum().eq(22).all()
+    assert texts.drafted.tolist() == [11, 11]
     assert "depth" in out and "n-α (95 %)" in out and "τ (95 %)" in out
 
-    again = json.loads(tiny_verb(policies, "depths=3", "texts=texts.parquet")[1].strip().splitlines()[-1])
+    again = json.loads(verbs("evaluate", policies, "depths=3", "texts=texts.parquet")[1].strip().splitlines()[-1])
     assert {**again, "run": "here"} == result
-    assert "already holds an evaluation" in tiny_verb("run=here")[2]
+    assert "already holds an evaluation" in verbs("evaluate", "run=here")[2]
 
 
-def test_the_verb_makes_trees_of_its_own_accuracies_and_changes_policies_inside_others(tiny_verb, tmp_path):
-    assert tiny_verb("policies=[]", "depths=3", "run=here", "texts=texts.parquet")[0] == 0
+def test_the_verb_makes_trees_of_its_own_accuracies_and_changes_policies_inside_others(verbs, tmp_path):
+    assert verbs("evaluate", "policies=[]", "depths=3", "run=here", "texts=texts.parquet")[0] == 0
     policies = [f"{{policy:{name},accuracy:here/accuracy.json,budget:2}}" for name in ("medusa", "sequoia")]
     policies += ["{policy:depth_stop,policy.budget:3,policy.top_k:2}"]
-    status, _, errors = tiny_verb(f"policies=[{','.join(policies)}]", "depths=1", "texts=texts.parquet", "run=trees")
+    status, _, errors = verbs(
+        "evaluate", f"policies=[{','.join(policies)}]", "depths=1", "texts=texts.parquet", "run=trees"
+    )
     assert status == 0, errors
     rows = pd.read_parquet(tmp_path / "trees" / "passes.parquet")
     assert rows.groupby("policy", sort=False).n_nodes.max().tolist() == [2, 2, 3]
     assert "depth_stop(policy.budget=3,policy.top_k=2)" in rows.policy.unique()
 
 
-def test_the_verb_without_policies_judges_the_drafter_alone(tiny_verb, tmp_path):
-    status, out, errors = tiny_verb("policies=[]", "depths=2", "temperature=1")
+def test_the_verb_without_policies_judges_the_drafter_alone(verbs, tmp_path):
+    status, out, errors = verbs("evaluate", "policies=[]", "depths=2", "temperature=1")
     assert status == 0, errors
     result = json.loads(out.strip().splitlines()[-1])
     assert result["policies"] == {}
@@ -583,8 +567,8 @@ def test_the_verb_without_policies_judges_the_drafter_alone(tiny_verb, tmp_path)
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_the_verb_names_mistakes_before_any_work(tiny_verb, tmp_path, arguments: list[str], named: str):
-    status, _, errors = tiny_verb(*arguments)
+def test_the_verb_names_mistakes_before_any_work(verbs, tmp_path, arguments: list[str], named: str):
+    status, _, errors = verbs("evaluate", *arguments)
     assert status not in (0, None)
     assert named in errors
     assert "Traceback" not in errors
