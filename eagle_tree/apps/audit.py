@@ -49,8 +49,8 @@ def audit(config: DictConfig) -> dict[str, Any]:
     if not prompts:
         raise ValueError("data: no prompts to decode")
     target = common.build_target(config.target)
-    common.check_made_for([policy], target, sampling)
     drafter = common.build_drafter(config.drafter, target)
+    common.check_made_for([policy], target, drafter, sampling)
     prompts = [(prompt.id, target.encode_chat(list(prompt.messages))) for prompt in prompts]
     common.check_requests(target, drafter, [policy], prompts, config.max_new_tokens, sampling, rule, draw)
 

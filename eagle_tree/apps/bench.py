@@ -52,8 +52,8 @@ def bench(config: DictConfig) -> dict[str, Any]:
     if not prompts:
         raise ValueError("data: no prompts to decode")
     target = common.build_target(config.target)
-    common.check_made_for(policies.values(), target, sampling)
     drafter = common.build_drafter(config.drafter, target)
+    common.check_made_for(policies.values(), target, drafter, sampling)
     prompts = [(prompt, target.encode_chat(list(prompt.messages))) for prompt in prompts]
     requests = [(prompt.id, ids) for prompt, ids in prompts]
     common.check_requests(target, drafter, policies.values(), requests, config.max_new_tokens, sampling, rule, draw)

@@ -220,9 +220,9 @@ def check_requests(
                 raise ValueError(f"prompt {prompt_id}: {error}") from None
 
 
-def check_made_for(policies: Iterable[Policy], target: Target, sampling: Sampling) -> None:
+def check_made_for(policies: Iterable[Policy], target: Target, drafter: Drafter, sampling: Sampling) -> None:
     """Raise ValueError for a policy whose cost table or calibration was measured on something else."""
-    here = {**machine(target), "greedy": sampling.greedy}
+    here = {**machine(target), "greedy": sampling.greedy, "drafter": drafter.fingerprint}
     for policy in policies:
         policy.check_machine(here)
 

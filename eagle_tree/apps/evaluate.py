@@ -50,8 +50,8 @@ def evaluate(config: DictConfig) -> dict[str, Any]:
     if not prompts:
         raise ValueError("data: no prompts to evaluate on")
     target = common.build_target(config.target)
-    common.check_made_for(policies.values(), target, sampling)
     drafter = common.build_drafter(config.drafter, target)
+    common.check_made_for(policies.values(), target, drafter, sampling)
     prompts = [Text(one.id, one.category, target.encode_chat(list(one.messages))) for one in prompts]
     check_candidates(drafter)
     everyone = [Autoregressive(), *policies.values()]
