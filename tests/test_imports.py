@@ -73,7 +73,7 @@ ALLOWED: dict[str, set[str]] = {
     "certify": {"tree", "draw", "accept", RULES, "noise", "warp", "policy", POLICIES},
     "compare": {"tree", "draw", "accept", "noise", "warp", "target", "drafter.base"},
     "mutants": {"tree", "accept", RULES, "noise", "warp", "certify"},
-    "simulate": {"tree", "draw", "accept", RULES, "noise", "warp", "certify"},
+    "simulate": {"tree", "accept", RULES, "noise", "warp", "certify"},
     "audit": {"noise", "target", "warp"},
     "checkpoint": {"files", DRAFTERS},
     "losses": set(),
