@@ -520,7 +520,7 @@ def test_the_verb_reports_tables_and_a_figure(verbs, target, tmp_path):
 
     again = json.loads(verbs("evaluate", policies, "depths=3", "texts=texts.parquet")[1].strip().splitlines()[-1])
     assert {**again, "run": "here"} == result
-    assert "already holds an evaluation" in verbs("evaluate", "run=here")[2]
+    assert "run=here already holds evaluation.json" in verbs("evaluate", "run=here")[2]
 
 
 def test_the_verb_makes_trees_of_its_own_accuracies_and_changes_policies_inside_others(verbs, tmp_path):

@@ -62,7 +62,7 @@ def test_a_trace_is_recorded_extended_and_replayed_without_a_model(verbs, target
     assert about["cost"]["modelled"] and about["trace_settings"] == Trace.read("trace").settings
     table = pd.read_parquet(tmp_path / "here" / "passes.parquet")
     assert table.groupby("policy").emitted.sum().eq(22).all()
-    assert "already holds a run" in verbs("replay", "policy=chain", "compare=[]", "run=here")[2]
+    assert "run=here already holds run.json" in verbs("replay", "policy=chain", "compare=[]", "run=here")[2]
 
 
 def test_the_target_is_asked_again_when_a_trace_grows(verbs, tmp_path):

@@ -1,4 +1,4 @@
-"""What all verbs refuse alike: a calibration of another drafter."""
+"""What all verbs refuse alike: a calibration of another drafter, a folder that holds an earlier run."""
 
 from __future__ import annotations
 
@@ -41,3 +41,22 @@ def test_a_calibration_of_the_drafter_itself_is_used(verbs, target):
     fitted_on(guided(target).fingerprint)
     status, _, errors = verbs("bench", *BY_VERB["bench"], "max_new_tokens=4")
     assert status == 0, errors
+
+
+@pytest.mark.parametrize(
+    ("verb", "left"),
+    [
+        ("bench", "run.json"),
+        ("bench", "parts"),
+        ("audit", "audit.json"),
+        ("evaluate", "evaluation.json"),
+        ("replay", "run.json"),
+    ],
+)
+def test_a_folder_that_holds_an_earlier_run_is_refused_before_any_work(verbs, monkeypatch, verb: str, left: str):
+    monkeypatch.setattr("eagle_tree.apps.common.build_target", lambda config: pytest.fail("no model is needed"))
+    Path("here").mkdir()
+    (Path("here") / left).touch()
+    status, _, errors = verbs(verb, "run=here")
+    assert status == 1
+    assert f"run=here already holds {left}, of an earlier run; name another folder" in errors

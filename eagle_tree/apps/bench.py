@@ -48,6 +48,7 @@ def bench(config: DictConfig) -> dict[str, Any]:
     policies = chosen_policies(config)
     sampling = Sampling(config.temperature, config.top_k, config.top_p)
     rule, draw = common.build_rule(config)
+    folder = common.new_run_folder(config, "bench", "run.json", "parts")
     prompts = common.read_prompts(config.data)
     if not prompts:
         raise ValueError("data: no prompts to decode")
@@ -59,7 +60,6 @@ def bench(config: DictConfig) -> dict[str, Any]:
     common.check_requests(target, drafter, policies.values(), requests, config.max_new_tokens, sampling, rule, draw)
 
     started = time.perf_counter()
-    folder = common.new_run_folder(config, "bench")
     writer = RunWriter(folder)
     cache = target.new_cache()
     settings = {"sampling": sampling, "rule": rule, "draw": draw, "seed": config.seed, "cache": cache}

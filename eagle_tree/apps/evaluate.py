@@ -43,9 +43,7 @@ def evaluate(config: DictConfig) -> dict[str, Any]:
     check_count("max_new_tokens", config.max_new_tokens, least=2)  # the first is prefill's own
     if config.get("drafter") is None:
         raise ValueError("drafter: none is given, and a drafter is what is judged")
-    folder = common.new_run_folder(config, "evaluate")
-    if (folder / "evaluation.json").exists():
-        raise FileExistsError(f"{folder} already holds an evaluation; name another folder")
+    folder = common.new_run_folder(config, "evaluate", "evaluation.json")
     prompts = common.read_prompts(config.data)
     if not prompts:
         raise ValueError("data: no prompts to evaluate on")
