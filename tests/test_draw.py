@@ -246,6 +246,8 @@ def test_a_pruned_coupled_tree_emits_the_targets_own_draws():
         (dict(temperature=math.nan), "temperature=nan must be a number above 0"),
         (dict(error_scale=0.0), "error_scale=0.0 must be a number above 0"),
         (dict(error_scale=None), "error_scale=None must be a number above 0"),
+        (dict(error_scale=True), "error_scale=True must be a number above 0"),
+        (dict(error_scale=math.inf), "error_scale=inf must be a number above 0"),
         (dict(error_scale="1"), "error_scale='1' must be a number above 0"),
     ],
 )
