@@ -22,7 +22,7 @@ from torch import Tensor
 
 from eagle_tree.analysis import ratio
 from eagle_tree.decode import grow
-from eagle_tree.noise import Noise
+from eagle_tree.noise import PassNoise
 from eagle_tree.policy import Policy, hindsight
 from eagle_tree.policy.hindsight import target_score
 from eagle_tree.replay import check_replayable
@@ -44,7 +44,7 @@ class Judged(Remembered):
 
     log_prob = torch.zeros(1)
 
-    def expand(self, growing: GrowingTree, frontier: Frontier, noise: Noise) -> Draft:
+    def expand(self, growing: GrowingTree, frontier: Frontier, noise: PassNoise | None) -> Draft:
         if not growing.levels:
             self.row, self.log_prob = self.root(), torch.zeros(1)
         row, count = self.row[frontier.node], frontier.n_candidates
@@ -100,7 +100,7 @@ def regret(
     Args:
         pending: `[1]`, the root's token; known: the appraisal of its row; largest: nodes of the best trees.
     """
-    growing = grow(drafter if policy.max_candidates() else None, policy, pending, Noise(0, 0))
+    growing = grow(drafter if policy.max_candidates() else None, policy, pending)
     node = policy.select(growing)
     count = len(node)
     if drafter.uncovered:

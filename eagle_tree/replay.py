@@ -23,7 +23,6 @@ from torch import Tensor
 from eagle_tree.accept import Match
 from eagle_tree.cost import CostTable
 from eagle_tree.evaluate import UNKNOWN, follow, known_pass
-from eagle_tree.noise import Noise
 from eagle_tree.policy import Policy
 from eagle_tree.record import PASS_SCHEMA
 from eagle_tree.trace import Remembered, Trace
@@ -95,8 +94,8 @@ def followed(trace: Trace, policy: Policy, cost: CostTable | None, name: str) ->
     """The passes of a policy that decides by what it sees, and what it asked in vain."""
     rows, uncovered = [], 0
     for index, reading in enumerate(trace.readings):
-        drafter, noise = trace.drafter(index), Noise(trace.settings["seed"], reading.text.prompt_id)
-        rows += follow(drafter, policy, reading, noise, trace.settings["max_length"], name, cost)
+        drafter = trace.drafter(index)
+        rows += follow(drafter, policy, reading, trace.settings["max_length"], name, cost)
         uncovered += int(drafter.uncovered)
     return pd.DataFrame([vars(row) for row in rows], columns=PASS_SCHEMA.names), uncovered
 
@@ -129,7 +128,7 @@ def one_pass(trace: Trace, policy: Policy, room: int, root: Tensor, tokens: Tens
     """
     drafter = Remembered(replace(trace.memo, root=root), trace.settings)
     asked = drafter if policy.max_candidates() else None
-    growing, tree, outcome = known_pass(asked, policy, tokens, Noise(0, 0), room)
+    growing, tree, outcome = known_pass(asked, policy, tokens, room)
     return growing, tree, torch.cat([outcome, drafter.uncovered.double()[None]])
 
 

@@ -29,11 +29,11 @@ import torch
 from torch import Tensor
 
 from eagle_tree.cache import KVCache
-from eagle_tree.decode import generate, grow
+from eagle_tree.decode import check_drawn, generate, grow
 from eagle_tree.drafter.base import Drafter
 from eagle_tree.evaluate import Reading, Text, text_settings
 from eagle_tree.files import replacing
-from eagle_tree.noise import Noise
+from eagle_tree.noise import PassNoise
 from eagle_tree.policy import Autoregressive, Policy
 from eagle_tree.target import Target
 from eagle_tree.tree import Draft, Frontier, GrowingTree
@@ -251,7 +251,7 @@ class Recorder(Drafter):
         self.position += len(tokens)
         self.drafter.advance(tokens, features)
 
-    def expand(self, growing: GrowingTree, frontier: Frontier, noise: Noise) -> Draft:
+    def expand(self, growing: GrowingTree, frontier: Frontier, noise: PassNoise | None) -> Draft:
         if not growing.levels:
             self.row_of, self.waiting = {}, []
         self.waiting.append((growing, frontier))
@@ -266,6 +266,7 @@ class Recorder(Drafter):
         if any(lacking):
             for tree, asked in self.waiting:
                 draft = self.drafter.expand(tree, asked, noise)
+            check_drawn(self.drafter, draft, frontier.draw)
             self.waiting = []
             self._keep(nodes, lacking, draft)
         rows = [self.row[node] for node in nodes]
@@ -277,8 +278,6 @@ class Recorder(Drafter):
 
     def _keep(self, nodes: list[tuple[int, int, int]], lacking: list[bool], draft: Draft) -> None:
         """Take in what was lacking. Candidates that were known stay as they are, and new ones come behind them."""
-        if draft.log_q is not None:
-            raise ValueError("trace: the drafter draws its candidates at random; only deterministic ones are recorded")
         token, log_conf = draft.token.cpu().numpy().astype(np.int32), draft.log_conf.float().cpu().numpy()
         if np.isnan(log_conf).any():
             raise ArithmeticError(f"the drafter's confidences are NaN at answer position {self.position}")
@@ -326,7 +325,7 @@ def lacking(part: Part, policies: dict[str, Policy]) -> dict[str, tuple[str, Pol
 
 
 @torch.inference_mode()
-def recorded(part: Part, drafter: Drafter, policies: dict[str, Policy], reading: Reading, noise: Noise) -> Part:
+def recorded(part: Part, drafter: Drafter, policies: dict[str, Policy], reading: Reading) -> Part:
     """The part with all that policies, by name, request at every position of its text.
 
     Args:
@@ -341,7 +340,7 @@ def recorded(part: Part, drafter: Drafter, policies: dict[str, Policy], reading:
         if position:
             recorder.advance(pending, reading.rows(n + position - 1, n + position))
         for _, policy in missing.values():
-            grow(recorder, policy, pending, noise)
+            grow(recorder, policy, pending)
     requests = {**part.requests, **{key: name for key, (name, _) in missing.items()}}
     table = recorder.table()
     appraisal = part.appraisal if table.equals(part.expansions) else None
@@ -447,7 +446,7 @@ class Remembered(Drafter):
         """`[1]`, the memo's row of the root."""
         return self.memo.root[self.position : self.position + 1]
 
-    def expand(self, growing: GrowingTree, frontier: Frontier, noise: Noise) -> Draft:
+    def expand(self, growing: GrowingTree, frontier: Frontier, noise: PassNoise | None) -> Draft:
         memo, count = self.memo, frontier.n_candidates
         if not growing.levels:
             self.row = self.root()

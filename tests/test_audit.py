@@ -181,7 +181,7 @@ def test_the_verb_fails_where_the_engine_is_wrong(eagle_tree, folder):
         (["accept=typical"], "accept=Typical is lossy"),
         (["accept=hybrid", "policy=specinfer", "temperature=1"], "accept=Hybrid draws another text of the same law"),
         (["temperature=-1"], "temperature=-1"),
-        (["run=sound"], "already holds an audit"),
+        (["run=sound"], "already holds audit.json, of an earlier run; name another folder"),
     ],
 )
 def test_what_cannot_be_audited_is_named(eagle_tree, folder, overrides, complaint):

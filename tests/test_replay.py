@@ -15,13 +15,12 @@ from hypothesis import strategies as st
 from test_cost import points, table
 from test_evaluate import PROMPT, SAMPLED, Unsteady, guided
 from test_policy_rate import costs
-from test_trace import NESTLESS, NOISE, SETTINGS, Table, Walking, part_of, reading_of, text_of
+from test_trace import NESTLESS, SETTINGS, Table, Walking, part_of, reading_of, text_of
 from tree_models import FINE, PathModel, every_policy, models
 
 from eagle_tree.calibration import Isotonic, Temperatures
 from eagle_tree.decode import generate, grow
 from eagle_tree.evaluate import Text, follow, read
-from eagle_tree.noise import Noise
 from eagle_tree.policy import (
     Autoregressive,
     BestFirst,
@@ -53,7 +52,7 @@ def traced(model: PathModel, policies: list[Policy], answers: list[list[int]], a
         known, behind = answer[: len(answer) - ahead], answer[len(answer) - ahead :]
         part = replace(part_of(known, f"p{index}", index, **changes), ahead_ids=behind)
         drafter = Walking(model)
-        parts.append(recorded(part, drafter, dict(enumerate(policies)), reading_of(known), NOISE))
+        parts.append(recorded(part, drafter, dict(enumerate(policies)), reading_of(known)))
     return Trace({**SETTINGS, **changes}, tuple(parts))
 
 
@@ -118,7 +117,7 @@ def live(request):
         text = Text(f"p{index}", "c", prompt, generate(target, None, Autoregressive(), prompt, 18, **options).tokens)
         part = Part(index, text, continued(target, text, 6, sampling, 2, target.new_cache()), form)
         reading = read(target, drafter.taps, text, sampling)
-        parts.append(recorded(part, drafter, policies, reading, Noise(2, f"p{index}")))
+        parts.append(recorded(part, drafter, policies, reading))
     return target, drafter, sampling, policies, Trace(form, tuple(parts))
 
 
@@ -147,7 +146,7 @@ def test_replay_is_following_the_real_drafter(model, policy: Policy, answers):
     rows = []
     for index, answer in enumerate(answers):
         reading = reading_of(answer[:-2], f"p{index}", answer[-2:])
-        rows += follow(Walking(model), policy, reading, NOISE, 99, "x")
+        rows += follow(Walking(model), policy, reading, 99, "x")
     result = replay(trace, policy, name="x")
     expected = pd.DataFrame([vars(row) for row in rows])
     pd.testing.assert_frame_equal(result.passes, expected[result.passes.columns], check_dtype=False)
@@ -205,10 +204,10 @@ def test_the_last_pass_accepts_what_lies_behind_the_end():
     model = PathModel(2, FINE)
     drafter = Walking(model)
     drafter.start(None, None, None)
-    chain = grow(drafter, Chain(4), torch.tensor([0]), NOISE).token.tolist()
+    chain = grow(drafter, Chain(4), torch.tensor([0])).token.tolist()
     for ahead, accepted in ((0, 1), (2, 3), (3, 4)):
         part = replace(part_of(chain[:2]), ahead_ids=chain[2 : 2 + ahead])
-        trace = Trace(SETTINGS, (recorded(part, Walking(model), {"chain": Chain(4)}, reading_of(chain[:2]), NOISE),))
+        trace = Trace(SETTINGS, (recorded(part, Walking(model), {"chain": Chain(4)}, reading_of(chain[:2])),))
         (row,) = replay(trace, Chain(4)).passes.to_dict("records")
         assert (row["accepted"], row["emitted"]) == (accepted, 1)
 
@@ -219,7 +218,7 @@ def test_the_last_pass_accepts_what_lies_behind_the_end():
 def test_uncovered_requests_are_counted_and_answered_by_nothing():
     """A trace of the wide beam lacks the narrow one's second step, at both positions (see NESTLESS)."""
     answer = [0, 0, 0]
-    part = recorded(part_of(answer), Table(NESTLESS), {"wide": Eagle2(6, 2, 2)}, reading_of(answer), NOISE)
+    part = recorded(part_of(answer), Table(NESTLESS), {"wide": Eagle2(6, 2, 2)}, reading_of(answer))
     trace = Trace(SETTINGS, (part,))
     assert replay(trace, Chain(2)).uncovered == 0
     lacking = replay(trace, Chain(3))

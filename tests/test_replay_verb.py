@@ -18,23 +18,6 @@ from eagle_tree.trace import Trace, read_parts
 SMALL = "{policy:eagle2,budget:6,top_k:3}"
 
 
-@pytest.fixture
-def verbs(target, tmp_path, monkeypatch, eagle_tree):
-    """Call a verb on the tiny target, whose prompts are numbers; `trace` records two of them unless told otherwise."""
-    (tmp_path / "prompts.txt").write_text("7 3 50 11 3\n\n4 5 6 7\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(common, "build_target", lambda config: target)
-    monkeypatch.setattr(common, "build_drafter", lambda config, target: guided(target))
-    numbers = lambda messages: [int(word) for word in messages[-1]["content"].split()]  # noqa: E731
-    monkeypatch.setattr(target, "encode_chat", numbers, raising=False)
-
-    def call(verb: str, *arguments: str) -> tuple[int, str, str]:
-        given = ["data=text", "data.path=prompts.txt", "max_new_tokens=12"] if verb == "trace" else []
-        return eagle_tree(verb, *given, *arguments)
-
-    return call
-
-
 def result_of(called: tuple[int, str, str]) -> dict:
     """The JSON line of a verb that did its job."""
     status, out, errors = called
@@ -79,7 +62,7 @@ def test_a_trace_is_recorded_extended_and_replayed_without_a_model(verbs, target
     assert about["cost"]["modelled"] and about["trace_settings"] == Trace.read("trace").settings
     table = pd.read_parquet(tmp_path / "here" / "passes.parquet")
     assert table.groupby("policy").emitted.sum().eq(22).all()
-    assert "already holds a run" in verbs("replay", "policy=chain", "compare=[]", "run=here")[2]
+    assert "run=here already holds run.json" in verbs("replay", "policy=chain", "compare=[]", "run=here")[2]
 
 
 def test_the_target_is_asked_again_when_a_trace_grows(verbs, tmp_path):

@@ -18,7 +18,6 @@ from eagle_tree.checks import check_count, is_count
 from eagle_tree.cost import CostTable, measure
 from eagle_tree.decode import generate
 from eagle_tree.drafter.base import Drafter
-from eagle_tree.noise import Noise
 from eagle_tree.policy import Eagle2
 from eagle_tree.record import read_run
 from eagle_tree.target import Target
@@ -141,20 +140,20 @@ def draft_times(
 ) -> pd.DataFrame:
     """Times of a drafter step: width 1 is the root's, two accepted tokens included; others expand its candidates."""
     features = target.prefill(token, target.new_cache(), drafter.taps).features if drafter.taps else None
-    pending, noise = token[-1:], Noise(0, 0, target.device)
+    pending = token[-1:]
     drafter.start(token, features, pending)
     again = None if features is None else features[-2:]
     growing = GrowingTree.from_root(pending)
     root = Frontier(pending.new_zeros(1), candidates)
-    pool = growing.append(root, drafter.expand(growing, root, noise))
+    pool = growing.append(root, drafter.expand(growing, root, None))
 
     def run(width: int) -> None:
         if width == 1:
             drafter.advance(token[-2:], again)
-        drafter.expand(growing, root, noise)  # computed in the first case, remembered in the others
+        drafter.expand(growing, root, None)  # computed in the first case, remembered in the others
         if width > 1:
             node = torch.arange(1, width + 1, device=token.device)
-            drafter.expand(pool, Frontier(node, candidates), noise)
+            drafter.expand(pool, Frontier(node, candidates), None)
 
     points = measure(run, widths, repeats, synchronizer(target.device), tolerance=float("inf"))
     return points.assign(stage="draft", context=len(token), batch=1)

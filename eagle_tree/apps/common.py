@@ -220,18 +220,29 @@ def check_requests(
                 raise ValueError(f"prompt {prompt_id}: {error}") from None
 
 
-def check_made_for(policies: Iterable[Policy], target: Target, sampling: Sampling) -> None:
+def check_made_for(policies: Iterable[Policy], target: Target, drafter: Drafter, sampling: Sampling) -> None:
     """Raise ValueError for a policy whose cost table or calibration was measured on something else."""
-    here = {**machine(target), "greedy": sampling.greedy}
+    here = {**machine(target), "greedy": sampling.greedy, "drafter": drafter.fingerprint}
     for policy in policies:
         policy.check_machine(here)
 
 
-def new_run_folder(config: DictConfig, verb: str) -> Path:
-    """Where a run writes: `run` if given, else a name that two runs of the same second do not share."""
-    if config.run is not None:
-        return Path(config.run)
-    return Path(config.output) / f"{verb}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+def new_run_folder(config: DictConfig, verb: str, *left: str) -> Path:
+    """Where a run writes: `run` if given, else a name that two runs of the same second do not share.
+
+    Args:
+        left: what a run of the verb leaves in its folder, whole or stopped.
+
+    Raises:
+        FileExistsError: a run was there before.
+    """
+    if config.run is None:
+        return Path(config.output) / f"{verb}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    folder = Path(config.run)
+    for name in left:
+        if (folder / name).exists():
+            raise FileExistsError(f"run={folder} already holds {name}, of an earlier run; name another folder")
+    return folder
 
 
 def finite(value: float) -> float | None:

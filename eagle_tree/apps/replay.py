@@ -39,9 +39,7 @@ def main(arguments: list[str]) -> int:
 
 def alone(config: DictConfig) -> dict[str, Any]:
     """Replay the policies that a config describes."""
-    folder = common.new_run_folder(config, "replay")
-    if (folder / "run.json").exists():
-        raise FileExistsError(f"{folder} already holds a run; name another folder")
+    folder = common.new_run_folder(config, "replay", "run.json")
     outcome = replayed(config)
     summary, result = write(outcome, folder, config)
     print("\n".join(lines(summary, outcome.cost, outcome.trace)))

@@ -20,7 +20,6 @@ from eagle_tree.apps.bench import chosen_policies
 from eagle_tree.checks import check_count
 from eagle_tree.drafter.base import Drafter
 from eagle_tree.evaluate import Text, answered, read
-from eagle_tree.noise import Noise
 from eagle_tree.policy import Policy
 from eagle_tree.target import Target
 from eagle_tree.trace import (
@@ -122,7 +121,7 @@ def record(
     seed, text = part.settings["seed"], part.text
     if lacking(part, policies):
         reading = read(target, drafter.taps, text, Sampling())  # of the forward, the features alone are needed
-        part = recorded(part, drafter, policies, reading, Noise(seed, text.prompt_id, target.device))
+        part = recorded(part, drafter, policies, reading)
         if len(part.ahead_ids) < (wanted := levels(part.expansions) + 1):
             part = replace(part, ahead_ids=continued(target, text, wanted, sampling, seed, target.new_cache()))
     if positions > len(part.sampled) < len(text.answer_ids) - 1 or (positions and budget > part.tree_budget):

@@ -56,7 +56,7 @@ def test_a_replayed_run_is_the_live_run_pass_by_pass(target, drafter, prompts, f
         text = Text(name, "", ids, run.tokens)
         part = Part(index, text, continued(target, text, 10, sampling, 0, target.new_cache()), form)
         reading = read(target, drafter.taps, text, Sampling())
-        parts.append(recorded(part, drafter, policies, reading, Noise(0, name)))
+        parts.append(recorded(part, drafter, policies, reading))
     trace = Trace(form, tuple(parts))
     for label, policy in policies.items():
         result, differing, passes = replay(trace, policy), [], 0
