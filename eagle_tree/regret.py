@@ -26,7 +26,7 @@ from eagle_tree.noise import PassNoise
 from eagle_tree.policy import Policy, hindsight
 from eagle_tree.policy.hindsight import target_score
 from eagle_tree.replay import check_replayable
-from eagle_tree.trace import Remembered, Trace, digest
+from eagle_tree.trace import Remembered, Trace, check_judged, digest
 from eagle_tree.tree import Draft, Frontier, GrowingTree
 
 BOUNDS = ("policy", "pool_best", "drafted_best", "best", "whole")
@@ -63,10 +63,11 @@ def regrets(trace: Trace, policy: Policy, name: str) -> pd.DataFrame:
     """One row a sampled position: policy (its name), prompt_id, position, nodes, `BOUNDS` and `PARTS`.
 
     Raises:
-        ValueError: a trace without a sample, a policy that learns (its tree at a position depends on the passes
-            before), requests that the trace does not hold, or trees larger than the trace's best ones.
+        ValueError: a trace of coupled drafts or without a sample, a policy that learns (its tree at a position depends
+            on the passes before), requests that the trace does not hold, or trees larger than the trace's best ones.
     """
     check_replayable(trace, policy)
+    check_judged(trace.draw)
     if learns(policy):
         raise ValueError(f"{name} learns from pass to pass: it has no tree of its own at a sampled position")
     if trace.memo.target_log_prob is None:

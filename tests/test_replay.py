@@ -18,9 +18,12 @@ from test_policy_rate import costs
 from test_trace import NESTLESS, SETTINGS, Table, Walking, part_of, reading_of, text_of
 from tree_models import FINE, PathModel, every_policy, models
 
+from eagle_tree.accept import Coupled, Hybrid, Match, Sequential
 from eagle_tree.calibration import Isotonic, Temperatures
 from eagle_tree.decode import generate, grow
+from eagle_tree.draw import candidates
 from eagle_tree.evaluate import Text, follow, read
+from eagle_tree.noise import GumbelRows, Noise
 from eagle_tree.policy import (
     Autoregressive,
     BestFirst,
@@ -40,6 +43,7 @@ from eagle_tree.policy import (
 )
 from eagle_tree.replay import batched, check_rule, followed, replay, visited
 from eagle_tree.trace import Part, Trace, continued, recorded, trace_settings
+from eagle_tree.tree import TOP_K, Draw
 from eagle_tree.warp import Sampling
 
 COLUMNS = ["prompt_id", "pass_id", "context_length", "n_nodes", "depth", "draft_steps", "accepted", "emitted"]
@@ -62,19 +66,24 @@ def traced(model: PathModel, policies: list[Policy], answers: list[list[int]], a
 class Ragged(Unsteady):
     """The oracle for frontiers whose nodes lie at several depths."""
 
-    def expand(self, growing, frontier, noise):
+    def log_q(self, growing, frontier):
         depth = growing.depth[frontier.node]
         groups = [(depth == level).nonzero().squeeze(-1) for level in depth.unique()]
-        drafts = [super(Ragged, self).expand(growing, replace(frontier, node=frontier.node[group]), noise)
-                  for group in groups]  # fmt: skip
-        order = torch.cat(groups).argsort()
-        names = ("token", "log_conf", "entropy")
-        return type(drafts[0])(*(torch.cat([getattr(draft, name) for draft in drafts])[order] for name in names))
+        rows = [super(Ragged, self).log_q(growing, replace(frontier, node=frontier.node[group])) for group in groups]
+        return torch.cat(rows)[torch.cat(groups).argsort()]
 
 
-def ragged(target):
+class Flat(Ragged):
+    """Its law, flattened, and candidates taken as the draw says."""
+
+    def expand(self, growing, frontier, noise):
+        flat = (0.5 * self.log_q(growing, frontier)).log_softmax(-1)
+        return candidates(flat, growing, frontier, noise)
+
+
+def ragged(target, rule):
     drafter = guided(target)
-    drafter.oracle = Ragged(target)
+    drafter.oracle = Flat(target) if isinstance(rule, Coupled) else Ragged(target)
     return drafter
 
 
@@ -102,34 +111,40 @@ LIVE = {
 PROMPTS = [PROMPT, [20, 21, 22, 9]]
 
 
-@pytest.fixture(scope="module", params=[Sampling(), SAMPLED], ids=["T=0", "T=1"])
+@pytest.fixture(
+    scope="module",
+    params=[(Sampling(), Match()), (SAMPLED, Match()), (SAMPLED, Coupled())],
+    ids=["T=0", "T=1", "T=1 coupled"],
+)
 def live(request):
-    """A tiny target, texts it decoded, and their trace by all policies of `LIVE`."""
-    target, sampling = build_target(), request.param
-    drafter, parts = ragged(target), []
+    """A tiny target, texts it decoded, and their trace by all policies of `LIVE`, of the drafts that a rule is for."""
+    target, (sampling, rule) = build_target(), request.param
+    drafter, parts = ragged(target, rule), []
     policies = dict(LIVE)
     for name in ("calibrated", "calibrated isotonic"):
         fitted = replace(LIVE[name].calibration, greedy=sampling.greedy)
         policies[name] = replace(LIVE[name], calibration=fitted)
-    form = trace_settings(target, drafter, sampling, 18, 2)
+    form = trace_settings(target, drafter, sampling, 18, 2, rule.default_draw)
     for index, prompt in enumerate(PROMPTS):
         options = dict(sampling=sampling, seed=2, sequence=f"p{index}")
         text = Text(f"p{index}", "c", prompt, generate(target, None, Autoregressive(), prompt, 18, **options).tokens)
         part = Part(index, text, continued(target, text, 6, sampling, 2, target.new_cache()), form)
         reading = read(target, drafter.taps, text, sampling)
-        parts.append(recorded(part, drafter, policies, reading))
-    return target, drafter, sampling, policies, Trace(form, tuple(parts))
+        noise = GumbelRows(Noise(2, f"p{index}"), target.vocab_size)
+        parts.append(recorded(part, drafter, policies, reading, noise))
+    return target, drafter, sampling, rule, policies, Trace(form, tuple(parts))
 
 
 @pytest.mark.parametrize("name", LIVE)
 def test_a_replayed_run_is_the_live_run_pass_by_pass(live, name: str):
     """Tree sizes, expectations, accepted and emitted tokens of every pass, the last one's included; nothing lacks."""
-    target, drafter, sampling, policies, trace = live
+    target, drafter, sampling, rule, policies, trace = live
+    check_rule(trace, rule)
     fresh = replace(policies[name]) if name == "rate optimal" else policies[name]  # it learns: each run its own
     result = replay(trace, replace(fresh) if name == "rate optimal" else fresh)
     rows = []
     for index, prompt in enumerate(PROMPTS):
-        options = dict(sampling=sampling, seed=2, sequence=f"p{index}", record_nodes=False)
+        options = dict(sampling=sampling, seed=2, sequence=f"p{index}", record_nodes=False, rule=rule)
         rows += [one.row for one in generate(target, drafter, fresh, prompt, 18, **options).passes]
     theirs = pd.DataFrame([vars(row) for row in rows])
     assert result.uncovered == 0
@@ -269,11 +284,22 @@ def test_what_was_made_for_something_else_is_refused():
     with pytest.raises(ValueError, match="asks for 7 candidates a node; the drafter's vocabulary has 6"):
         replay(trace, Eagle2(9, 7, 1))
 
-    class Residual:
-        pass
 
-    with pytest.raises(ValueError, match=r"accept: Residual needs the law q .* replay is exact for the match rule"):
-        check_rule(Residual())
+def test_a_rule_replays_the_drafts_that_it_is_for():
+    greedy, top_k = (Trace({**SETTINGS, "temperature": temperature}, ()) for temperature in (0.0, 1.0))
+    coupled = Trace({**top_k.settings, "draw": {"kind": "coupled", "temperature": 1.0, "error_scale": 2.0}}, ())
+    assert top_k.draw == greedy.draw == TOP_K and coupled.draw == Draw("coupled", 1.0, 2.0)
+    check_rule(top_k, Match())
+    check_rule(coupled, Coupled())
+    check_rule(greedy, Coupled())  # at temperature 0 its drafts are the most likely tokens
+    named = r"accept: {} is for drafts of draw.kind={}, and the trace was recorded with draw.kind={}:"
+    with pytest.raises(ValueError, match=named.format("Coupled", "coupled", "top_k")):
+        check_rule(top_k, Coupled())
+    with pytest.raises(ValueError, match=named.format("Match", "top_k", "coupled")):
+        check_rule(coupled, Match())
+    for rule in (Sequential(), Hybrid()):
+        with pytest.raises(ValueError, match=f"accept: {type(rule).__name__} needs the law q"):
+            check_rule(coupled, rule)
 
 
 def test_a_selection_that_is_not_closed_is_caught():

@@ -29,6 +29,7 @@ from eagle_tree.trace import (
     Remembered,
     Trace,
     continued,
+    draw_of,
     lacking,
     levels,
     part_path,
@@ -37,7 +38,7 @@ from eagle_tree.trace import (
     size_on_disk,
     trace_settings,
 )
-from eagle_tree.tree import Draft, Frontier, GrowingTree
+from eagle_tree.tree import TOP_K, Draft, Draw, Frontier, GrowingTree
 from eagle_tree.warp import Sampling
 
 SETTINGS = {"temperature": 0.0, "seed": 0, "max_length": 99, "drafter": "d", "drafter_vocabulary": 6}
@@ -349,6 +350,19 @@ def test_settings_name_target_and_drafter():
         trace_settings(target, build_drafter(target, draft_vocab=41), Sampling(), 9, 0),
     ]
     assert all(other != ours for other in others)
+
+
+def test_settings_name_a_draw_that_expansions_depend_on():
+    """The most likely candidates do not depend on it, and coupled ones at temperature 0 are these."""
+    target = build_target()
+    rest = target, build_drafter(target)
+    for draw in (Draw("top_k", 0.5), Draw("coupled")):
+        assert trace_settings(*rest, Sampling(), 9, 0, draw) == trace_settings(*rest, Sampling(), 9, 0)
+    coupled = trace_settings(*rest, Sampling(0.7), 9, 0, Draw("coupled", error_scale=2.0))
+    assert coupled["draw"] == {"kind": "coupled", "temperature": 0.7, "error_scale": 2.0}
+    assert draw_of(coupled) == Draw("coupled", 0.7, 2.0) and draw_of(SETTINGS) == TOP_K
+    with pytest.raises(ValueError, match=r"draw.kind=hybrid are drawn anew by every pass"):
+        trace_settings(*rest, Sampling(0.7), 9, 0, Draw("hybrid"))
 
 
 def test_a_recorder_says_what_it_records():

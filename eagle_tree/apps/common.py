@@ -31,7 +31,7 @@ from eagle_tree.drafter.base import Drafter
 from eagle_tree.policy import Policy
 from eagle_tree.prompts import Prompt, load_prompts
 from eagle_tree.target import Target
-from eagle_tree.tree import Draw
+from eagle_tree.tree import TOP_K, Draw
 from eagle_tree.warp import Sampling
 
 
@@ -148,8 +148,13 @@ def timed_by(fields: Any, cost: dict[str, Any]) -> Any:
 def build_rule(config: DictConfig) -> tuple[Rule, Draw]:
     """The acceptance rule of a config, and how candidates are drawn for it."""
     rule = build(config.accept)()
-    fields = OmegaConf.to_container(config.draw, resolve=True)
-    return rule, Draw(**{**fields, "kind": fields["kind"] or rule.default_draw.kind})
+    return rule, build_draw(config.draw, rule.default_draw)
+
+
+def build_draw(config: DictConfig, default: Draw = TOP_K) -> Draw:
+    """How candidates are drawn; of the default's kind where the config names none."""
+    fields = OmegaConf.to_container(config, resolve=True)
+    return Draw(**{**fields, "kind": fields["kind"] or default.kind})
 
 
 def lossy_note(rule: Rule) -> str:
