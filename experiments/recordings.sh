@@ -8,13 +8,14 @@
 #   accuracy_T/                 acceptance by depth and rank (fit), of which Medusa's and Sequoia's trees are made
 #   fit/nodes_T, judge/nodes_T  decoded: EAGLE-2's published tree and a chain, with the target's probability of every node
 #   calibration_T/              what confidences are worth (fit)
-#   fit/trace_T, judge/trace_T  what the drafter says: of EAGLE-2's sizes on both halves, of all policies on the second
+#   fit/trace_T, judge/trace_T  what the drafter says: of EAGLE-2's sizes on both halves, of all policies on the second, which
+#                               the target appraises at one position a prompt (half a minute each)
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
 work="$(realpath -m "${WORK:-$here/work}")"
-tokens=128; prompts=null; sample=300; measured=()
+tokens=128; prompts=null; sample=15; measured=()
 if [ "${1:-}" = small ]; then
-  work+=/small; tokens=16; prompts=2; sample=4
+  work+=/small; tokens=16; prompts=2; sample=2
   measured=(repeats=1 'positions=[1,8,60]' 'widths=[1,10]' 'contexts=[64]')
 fi
 mkdir -p "$work"
