@@ -1,7 +1,13 @@
 """One function per figure: a data frame in, a matplotlib figure out."""
 
 from eagle_tree.plots.costs import pass_times, speed_by_size, verify_cost
-from eagle_tree.plots.nodes import acceptance_by_position, by_context, marginal_value, reliability_diagram
+from eagle_tree.plots.nodes import (
+    acceptance_by_position,
+    acceptance_rules,
+    by_context,
+    marginal_value,
+    reliability_diagram,
+)
 from eagle_tree.plots.runs import (
     drafter_alone,
     expected_against_realised,
@@ -16,6 +22,7 @@ __all__ = [
     "COLORS",
     "MARKERS",
     "acceptance_by_position",
+    "acceptance_rules",
     "by_context",
     "drafter_alone",
     "expected_against_realised",
