@@ -68,7 +68,8 @@ def numbers(by_temperature: dict[str, pd.DataFrame]) -> str:
 
 def main(work: Path, out: Path) -> None:
     found = {
-        f"T = {temperature}": measured(common.published(common.nodes(work, temperature))) for temperature in (0, 1)
+        f"T = {temperature}": measured(common.published(common.nodes(work, temperature)))
+        for temperature in common.TEMPERATURES
     }
     table = pd.concat(points.assign(kind=name, temperature=int(name[-1])) for name, points in found.items())
     table = table.assign(confidence_from=table.bin / BINS, confidence_to=(table.bin + 1) / BINS)

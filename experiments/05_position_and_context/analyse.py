@@ -4,10 +4,10 @@ python analyse.py WORK [OUT]
 
 Positions are judged that have 100 nodes and that the tree nearly always has (95 % of the passes that accepted the
 parent): elsewhere it was chosen by confidence. Verdict: *position* matters if the intervals of the most and the least
-accepted one are apart; *context* matters if, at more than half of the positions, prompts differ beyond noise (permutation
-test, Holm, 0.05), and if the intervals of the least and the most confident third of contexts are apart. *Holds* if all
-three are so at every temperature, *holds partly* if position matters at every one and context by one measure at one;
-else it *does not hold*.
+accepted one are apart; *context* matters if, at more than half of the positions, prompts differ beyond noise
+(permutation test, Holm, 0.05), and if the intervals of the least and the most confident third of contexts are apart.
+*Holds* if all three are so at every temperature, *holds partly* if position matters at every one and context by one
+measure at one; else it *does not hold*.
 """
 
 from __future__ import annotations
@@ -83,16 +83,19 @@ def numbers(tables: dict[int, pd.DataFrame]) -> str:
         most, least, first = rows.loc[rows.acceptance.idxmax()], rows.loc[rows.acceptance.idxmin()], rows.iloc[0]
         thirds = [common.interval(first, f"{name}_confident") for name in ("least", "most")]
         parts.append(
-            f"T = {temperature}: accepted at {most.position} {common.interval(most, 'acceptance')}, at {least.position} "
-            f"{common.interval(least, 'acceptance')}; prompts differ at {(rows.spread_p < LEVEL).sum()} of {len(rows)} "
-            f"positions; at {first.position}, standard deviation {first.spread:.2f} between prompts, the least confident "
-            f"third of contexts {thirds[0]}, the most {thirds[1]}"
+            f"T = {temperature}: accepted at {most.position} {common.interval(most, 'acceptance')}, at "
+            f"{least.position} {common.interval(least, 'acceptance')}; prompts differ at "
+            f"{(rows.spread_p < LEVEL).sum()} of {len(rows)} positions; at {first.position}, standard deviation "
+            f"{first.spread:.2f} between prompts, the least confident third of contexts {thirds[0]}, the most "
+            f"{thirds[1]}"
         )
     return ". ".join(parts)
 
 
 def main(work: Path, out: Path) -> None:
-    found = {temperature: measured(common.published(common.nodes(work, temperature))) for temperature in (0, 1)}
+    found = {
+        temperature: measured(common.published(common.nodes(work, temperature))) for temperature in common.TEMPERATURES
+    }
     tables = {temperature: table for temperature, (table, _, _) in found.items()}
     table = pd.concat(table.assign(temperature=temperature) for temperature, table in tables.items())
     figure = plots.by_context(*found[0], "Acceptance by position and context, T = 0 (EAGLE-2's published tree)")

@@ -28,7 +28,7 @@ QUESTIONS = ("place in the tree", "rank among siblings", "depth")
 
 def diminishes(table: pd.DataFrame, question: str) -> bool:
     """Whether no group is worth significantly more than the one before, and the last less than the first."""
-    rows = table[table.question == question]
+    rows = table[(table.question == question) & table.reach_low.notna()]
     low, high = rows.reach_low.to_numpy(), rows.reach_high.to_numpy()
     return bool((low[1:] <= high[:-1]).all() and high[-1] < low[0])
 
@@ -67,7 +67,7 @@ def price(cost: CostTable, nodes: int, context: int = 256) -> float:
 
 
 def main(work: Path, out: Path) -> None:
-    found = {temperature: common.published(common.nodes(work, temperature)) for temperature in (0, 1)}
+    found = {temperature: common.published(common.nodes(work, temperature)) for temperature in common.TEMPERATURES}
     tables = {temperature: curves.folklore(nodes) for temperature, nodes in found.items()}
     table = pd.concat(table.assign(temperature=temperature) for temperature, table in tables.items())
     value = curves.marginal_value(found[0])

@@ -2,8 +2,9 @@
 
 python analyse.py WORK [OUT]
 
-Verdict, of the measured table alone: *holds* if T(60)/T(1) is at most 1.25 behind every measured context, *holds partly*
-if T(4)/T(1) is; else it *does not hold*. What a roofline says of an H100 stands beside it: a model, not a measurement.
+Verdict, of the measured table alone: *holds* if T(60)/T(1) is at most 1.25 behind every measured context, *holds
+partly* if T(4)/T(1) is; else it *does not hold*. What a roofline says of an H100 stands beside it: a model, not a
+measurement.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from eagle_tree.cost import CostTable
 CLAIM = "Verifying a tree in one forward takes about as long as decoding one token"
 SOURCE = "SpecInfer, arXiv 2305.09781; Leviathan et al., arXiv 2211.17192: decoding is bound by memory"
 TREE, SMALL, ABOUT = 60, 4, 1.25
+CONTEXT = 1024
+"""Of the modelled lines; there the cache is a small part of what is read, and other contexts look the same."""
+TIMES = {"": "seconds", "_low": "low", "_high": "high"}
 MODELLED = {"h100_8b": "Llama-3.1-8B, H100 roofline", "h100_70b": "Llama-3.3-70B, H100 roofline"}
 
 
@@ -53,8 +57,7 @@ def free(cost: CostTable) -> int:
 
 def numbers(measured: CostTable, modelled: dict[str, CostTable]) -> str:
     here = [
-        f"T({n})/T(1) = "
-        + ", ".join(f"{value:.2f} at context {context}" for context, value in ratios(measured, n).items())
+        f"T({n})/T(1) = " + ", ".join(f"{value:.2f} at context {at}" for at, value in ratios(measured, n).items())
         for n in (SMALL, 16, TREE)
     ]
     there = [
@@ -72,18 +75,17 @@ def main(work: Path, out: Path) -> None:
     modelled = {
         label: build(OmegaConf.load(conf_dir() / "cost" / f"{name}.yaml"))() for name, label in MODELLED.items()
     }
-    tables = [relative(measured, "measured here")]
-    tables += [relative(cost, name) for name, cost in modelled.items()]
-    table = pd.concat(tables, ignore_index=True)
-    table = table[(table.n <= measured.largest_n) & table.context.isin([*tables[0].context.unique(), 1024])]
+    here = relative(measured, "measured here")
+    parts = [relative(cost, name) for name, cost in modelled.items()]
+    modelled_points = pd.concat(part[(part.context == CONTEXT) & (part.n <= here.n.max())] for part in parts)
     title = f"One forward over n positions ({measured.about['device']}, {measured.about['dtype']})"
-    about = {"modelled": table.repeats == 0}
-    figure = plots.verify_cost(table, title)
-    rows = table.assign(**about)[
-        ["machine", "modelled", "context", "n", "seconds", "low", "high", "repeats", "relative"]
-    ]
-    rows = rows[~rows.modelled | rows.n.isin(tables[0].n)]  # the same n of all
-    common.write(out, CLAIM, SOURCE, verdict(measured), numbers(measured, modelled), rows, figure, work)
+    figure = plots.verify_cost(pd.concat([here, modelled_points]), title)
+    table = pd.concat([here, modelled_points[modelled_points.n.isin(here.n)]])
+    milliseconds = {f"milliseconds{end}": 1e3 * table[name] for end, name in TIMES.items()}
+    table = table.assign(**milliseconds, modelled=table.repeats == 0)
+    columns = ["machine", "modelled", "context", "n", *milliseconds, "repeats", "relative"]
+    about = common.machine(measured.about)
+    common.write(out, CLAIM, SOURCE, verdict(measured), numbers(measured, modelled), table[columns], figure, about)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ THIRDS = {1: "lowest", 2: "middle", 3: "highest"}
 
 
 def of_nodes(nodes: pd.DataFrame) -> pd.DataFrame:
-    """Accepted children of a node by temperature, rule and k, over all positions and in thirds of the target's entropy."""
+    """Accepted children of a node by temperature, rule and k: of all positions, and by the target's entropy there."""
     nodes = nodes.assign(nodes=1)
     third = nodes.groupby("temperature").entropy.rank(pct=True).mul(3).apply(lambda place: -int(-place // 1))
     parts = []
@@ -87,7 +87,8 @@ def verdict(found: pd.DataFrame) -> str:
 
 def numbers(found: pd.DataFrame, nodes: pd.DataFrame, trees: pd.DataFrame) -> str:
     counted = [
-        f"{rule} over {other}: {(group.gain_low > 1).sum()} of {len(group)} significantly above, {(group.gain_high < 1).sum()} below"
+        f"{rule} over {other}: of {len(group)}, {(group.gain_low > 1).sum()} significantly above, "
+        f"{(group.gain_high < 1).sum()} below"
         for (rule, other), group in found.groupby(["rule", "over"], sort=False)
     ]
     at = nodes[(nodes.entropy_third == "all") & (nodes.temperature == 1) & (nodes.k == 4)]
@@ -96,7 +97,10 @@ def numbers(found: pd.DataFrame, nodes: pd.DataFrame, trees: pd.DataFrame) -> st
     tokens = [
         f"{row['arm'].removeprefix('tree, ')} {common.interval(row, 'tokens')}" for row in whole.to_dict("records")
     ]
-    return f"{'; '.join(counted)}. T = 1, of 4 children accepted: {', '.join(accepted)}. Tokens a pass, 21 nodes: {', '.join(tokens)}"
+    return (
+        f"{'; '.join(counted)}. At T = 1, of 4 children accepted: {', '.join(accepted)}; tokens a pass of trees of 21 "
+        f"nodes: {', '.join(tokens)}"
+    )
 
 
 def main(work: Path, out: Path) -> None:
