@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from eagle_tree import plots
+from eagle_tree import analysis, plots
 from eagle_tree.apps.common import listed_policy
 from eagle_tree.cost import CostTable
 from eagle_tree.policy import Autoregressive, Policy
@@ -76,6 +76,18 @@ def replayed(
             )
         parts.append(result.passes)
     return pd.concat(parts, ignore_index=True)
+
+
+def tokens_per_pass(passes: pd.DataFrame) -> pd.DataFrame:
+    """`analysis.tokens_per_pass` with the number of prompts."""
+    return analysis.tokens_per_pass(passes).assign(prompts=passes.prompt_id.nunique())
+
+
+def gains(passes: pd.DataFrame, reference: str, numerator: str = "emitted") -> pd.DataFrame:
+    """Policies over one of them in tokens (or accepted ones) a pass: `analysis.compared`, indexed by policy."""
+    sums = analysis.counted(passes)
+    sums = sums.assign(accepted=passes.groupby(["policy", "prompt_id"], sort=False).accepted.sum())
+    return analysis.compared(sums, numerator, "passes", reference).set_index("policy")
 
 
 # --- results ---

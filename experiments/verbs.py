@@ -1,6 +1,6 @@
 """Runs verbs of eagle-tree in one process, so that the target is loaded once.
 
-python verbs.py < STEPS     one step a line: a file that says it is done, the verb and its overrides, as a shell quotes them
+python verbs.py < STEPS     a step a line: a file that says it is done, the verb and its overrides, quoted for a shell
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from eagle_tree.plots.nodes import (
     marginal_value,
     reliability_diagram,
 )
+from eagle_tree.plots.policies import accepted_lengths, speed_ratios, tau_by_size, tau_by_task, tau_by_variant
 from eagle_tree.plots.runs import (
     drafter_alone,
     expected_against_realised,
@@ -23,6 +24,7 @@ __all__ = [
     "MARKERS",
     "acceptance_by_position",
     "acceptance_rules",
+    "accepted_lengths",
     "by_context",
     "drafter_alone",
     "expected_against_realised",
@@ -33,6 +35,10 @@ __all__ = [
     "reliability_diagram",
     "save",
     "speed_by_size",
+    "speed_ratios",
+    "tau_by_size",
+    "tau_by_task",
+    "tau_by_variant",
     "training_curve",
     "verify_cost",
     "waterfall",

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import pandas as pd
@@ -32,9 +34,29 @@ from eagle_tree.files import replacing, write_json
 from eagle_tree.policy import Chain, Eagle2, specinfer
 from eagle_tree.target import BUNDLED, Target
 
-TEMPERATURES, WIDTHS = (0.5, 0.7, 1.0, 1.3), (1, 2, 4, 8)
-POSITIONS, TREE_PROMPTS, TREE_TOKENS = 24, 10, 40
-TREE_TEMPERATURES = (0.5, 1.0)
+
+@dataclass(frozen=True)
+class Size:
+    """How much is measured.
+
+    Attributes:
+        positions: of every text, every third of its first ones; repeats: drafts at each, of what is drawn.
+        temperatures, widths: children of a node. prompts, tokens, tree_temperatures: of whole trees.
+    """
+
+    positions: int = 24
+    repeats: int = 2
+    temperatures: tuple[float, ...] = (0.5, 1.0, 1.3)
+    widths: tuple[int, ...] = (1, 4, 8)
+    prompts: int = 8
+    tokens: int = 32
+    tree_temperatures: tuple[float, ...] = (0.5, 1.0)
+
+
+FULL = Size()
+SMALL = Size(positions=1, repeats=1, temperatures=(1.0,), widths=(1, 4), prompts=1, tokens=4, tree_temperatures=(1.0,))
+APART = 3
+"""Neighbouring positions say much the same: every third is looked at."""
 TREE, CHAIN = specinfer([3, 2, 1, 1]), Chain(4)
 EAGLE2 = Eagle2(budget=21, top_k=4, depth=3)  # as many nodes, 3 + 6 + 6 + 6, and as many levels
 ARMS = {
@@ -59,46 +81,48 @@ def texts(work: Path) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def single_nodes(target: Target, drafter: Drafter, found: pd.DataFrame, count: int) -> pd.DataFrame:
-    """`compare` along the first `count` positions of every text."""
+def single_nodes(target: Target, drafter: Drafter, found: pd.DataFrame, size: Size) -> pd.DataFrame:
+    """`compare` at some positions of every text."""
     rows = []
     for text in tqdm(found.itertuples(), "single nodes", len(found), unit="text", dynamic_ncols=True):
-        along = positions(target, drafter, text.prompt_ids.tolist(), text.answer_ids[: count + 1].tolist())
-        rows.append(compare(along, TEMPERATURES, WIDTHS, text.prompt_id).assign(text=text.text))
+        answer = text.answer_ids[: size.positions + 1].tolist()
+        along = islice(positions(target, drafter, text.prompt_ids.tolist(), answer), 0, None, APART)
+        table = compare(along, size.temperatures, size.widths, text.prompt_id, size.repeats)
+        rows.append(table.assign(text=text.text))
     return pd.concat(rows, ignore_index=True)
 
 
-def whole_trees(target: Target, drafter: Drafter, prompts: pd.DataFrame, tokens: int) -> pd.DataFrame:
+def whole_trees(target: Target, drafter: Drafter, found: pd.DataFrame, size: Size) -> pd.DataFrame:
     """Passes of every arm and temperature, on the same prompts and seeds."""
     rows, cache = [], target.new_cache()
-    work = [(temperature, prompt) for temperature in TREE_TEMPERATURES for prompt in prompts.itertuples()]
+    prompts = found.drop_duplicates("prompt_id").head(size.prompts)
+    work = [(temperature, prompt) for temperature in size.tree_temperatures for prompt in prompts.itertuples()]
     for temperature, prompt in tqdm(work, "whole trees", unit="prompt", dynamic_ncols=True):
         for name, (policy, rule) in ARMS.items():
             run = generate(
-                target, drafter, policy, prompt.prompt_ids.tolist(), tokens, temperature, rule=rule,
+                target, drafter, policy, prompt.prompt_ids.tolist(), size.tokens, temperature, rule=rule,
                 sequence=prompt.prompt_id, policy_name=name, cache=cache,
             )  # fmt: skip
             rows += [{**vars(one.row), "temperature": temperature} for one in run.passes]
     return pd.DataFrame(rows)
 
 
-def main(work: Path, folder: Path, small: bool) -> None:
+TABLES = {"nodes": single_nodes, "trees": whole_trees}
+
+
+def main(work: Path, folder: Path, size: Size) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    wanted = [name for name in ("nodes", "trees") if not (folder / f"{name}.parquet").is_file()]
+    wanted = {name: measure for name, measure in TABLES.items() if not (folder / f"{name}.parquet").is_file()}
     if not wanted:
         return
     target = Target.from_pretrained(BUNDLED, os.environ.get("DTYPE", "float32"))
     drafter, found = load_bundled(target), texts(work)
     write_json(folder / "about.json", machine(target))
-    for name in wanted:
-        if name == "nodes":
-            table = single_nodes(target, drafter, found, 2 if small else POSITIONS)
-        else:
-            prompts = found.drop_duplicates("prompt_id").head(1 if small else TREE_PROMPTS)
-            table = whole_trees(target, drafter, prompts, 6 if small else TREE_TOKENS)
+    for name, measure in wanted.items():
+        table = measure(target, drafter, found, size)
         with replacing(folder / f"{name}.parquet") as temporary:
             table.to_parquet(temporary, index=False)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), "small" in sys.argv[3:])
+    main(Path(sys.argv[1]), Path(sys.argv[2]), SMALL if "small" in sys.argv[3:] else FULL)
