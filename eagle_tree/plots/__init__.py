@@ -1,7 +1,13 @@
 """One function per figure: a data frame in, a matplotlib figure out."""
 
 from eagle_tree.plots.costs import pass_times, speed_by_size, verify_cost
-from eagle_tree.plots.nodes import acceptance_by_position, by_context, marginal_value, reliability_diagram
+from eagle_tree.plots.nodes import (
+    acceptance_by_position,
+    acceptance_rules,
+    by_context,
+    marginal_value,
+    reliability_diagram,
+)
 from eagle_tree.plots.policies import accepted_lengths, speed_ratios, tau_by_size, tau_by_task, tau_by_variant
 from eagle_tree.plots.runs import (
     drafter_alone,
@@ -17,6 +23,7 @@ __all__ = [
     "COLORS",
     "MARKERS",
     "acceptance_by_position",
+    "acceptance_rules",
     "accepted_lengths",
     "by_context",
     "drafter_alone",
