@@ -20,7 +20,7 @@ def cell(text: str) -> str:
 
 
 def table(folder: Path) -> str:
-    """A Markdown table of all `NN_name/verdict.json` in a folder, a row an experiment, in the order of their numbers."""
+    """A Markdown table of all `NN_name/verdict.json` in a folder, in the order of their numbers."""
     lines = ["| experiment | claim | source | verdict | numbers |", "|---|---|---|---|---|"]
     for path in sorted(folder.glob("[0-9][0-9]_*/verdict.json")):
         verdict = json.loads(path.read_text(encoding="utf-8"))

@@ -1,6 +1,6 @@
-"""The fixed EAGLE-2 trees of most tokens per second on this machine: replayed on the fit half, in the cost table's time.
+"""The fixed EAGLE-2 trees of most tokens per second here: replayed on the fit half, in the time of the cost table.
 
-python search.py WORK [small]             writes WORK/search_T.csv, best first, where it is not there; small: a few settings
+python search.py WORK [small]             writes WORK/search_T.csv, best first, unless it is there; small: a few sizes
 python search.py WORK entries T NUMBER    bench's entries of a live repeat: the fastest, and what they meet
 """
 
