@@ -1,15 +1,22 @@
-"""Estimators over recorded passes: sums, never averages of ratios; intervals from a bootstrap over prompts."""
+"""Recorded runs as data frames, and estimators over their passes (`curves` has those over nodes).
+
+Sums, never averages of ratios; intervals from a bootstrap over prompts.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import pandas as pd
 
-from eagle_tree.calibration import NODE_KEYS, error_of_bins, parent_rows, path_sums
+from eagle_tree.calibration import error_of_bins
 from eagle_tree.cost import CostTable
+from eagle_tree.runs import Runs as Runs
+from eagle_tree.runs import load as load
 
 RESAMPLES = 2000
 INTERVAL = (2.5, 97.5)
+STAGES = ("drafter forward", "grow", "select", "target forward", "verify", "accept", "compact", "other")
+"""Parts of a pass, in order: `grow` and `verify` without the forwards, `other` what no stage holds."""
 
 
 def resampled_sums(per_prompt: np.ndarray, seed: int = 0) -> np.ndarray:
@@ -130,47 +137,6 @@ def predicted_speed(passes: pd.DataFrame, cost: CostTable) -> float:
     """Tokens per second that a cost table gives recorded or followed passes: tokens over the sum of their seconds."""
     columns = (passes[name].to_numpy() for name in ("n_nodes", "draft_steps", "expanded", "context_length"))
     return float(passes.emitted.sum() / cost.pass_seconds(*columns).sum())
-
-
-def with_ancestry(nodes: pd.DataFrame) -> pd.DataFrame:
-    """A node table with what a node's place in its tree says.
-
-    Columns added:
-        place: 1 for the best node of its pass by (score, depth, index), and so on;
-        weakest: the least confidence of an edge above its own, 1 for children of the root;
-        promised: what the drafter's confidences say is the probability that the node is accepted, exp(score);
-        reach: what the target says (0 or 1 at T = 0).
-    """
-    nodes = nodes.sort_values([*NODE_KEYS, "node"]).reset_index(drop=True)
-    parent = parent_rows(nodes)
-    log_conf, weakest, above = nodes.log_conf.to_numpy(), np.zeros(len(nodes)), parent
-    while (inside := above >= 0).any():
-        weakest[inside] = np.minimum(weakest[inside], log_conf[above[inside]])
-        above = np.where(inside, parent[above], -1)
-    best_first = nodes.sort_values(["score", "depth", "node"], ascending=[False, True, True])
-    return nodes.assign(
-        place=best_first.groupby(NODE_KEYS, sort=False).cumcount() + 1,
-        weakest=np.exp(weakest),
-        promised=np.exp(nodes.score),
-        reach=np.exp(path_sums(nodes.target_log_prob.to_numpy(), parent)),
-    )
-
-
-def node_worth(nodes: pd.DataFrame, by: str) -> pd.DataFrame:
-    """What a draft node of each group is worth, in expected tokens, from `with_ancestry`; in the groups' order.
-
-    Columns:
-        by: the group; node_share: its share of all nodes; promised: mean by the drafter's confidences;
-        reach, reach_low, reach_high: mean by the target; reach_share: its share of all accepted nodes.
-    """
-    rows = []
-    for group, members in nodes.groupby(by, observed=True):
-        prompts = members.groupby("prompt_id", sort=False).agg(nodes=("node", "size"), reach=("reach", "sum"))
-        reach, low, high = ratio(prompts, "reach", "nodes")
-        row = {by: group, "node_share": len(members) / len(nodes), "promised": members.promised.mean()}
-        row |= {"reach": reach, "reach_low": low, "reach_high": high}
-        rows.append({**row, "reach_share": members.reach.sum() / nodes.reach.sum()})
-    return pd.DataFrame(rows)
 
 
 def binned(passes: pd.DataFrame, column: str, bins: int = 8) -> pd.DataFrame:
@@ -307,11 +273,21 @@ def replayed(passes: pd.DataFrame, bound: pd.DataFrame | None = None) -> pd.Data
 
 
 def reliability(bins: pd.DataFrame) -> pd.DataFrame:
-    """Confidence against hits by confidence bin, over all prompts and depths given: confidence, hit_rate, count."""
-    sums = bins.groupby("bin")[["count", "confidence", "hits"]].sum()
-    sums = sums[sums["count"] > 0]
-    rates = {"confidence": sums.confidence / sums["count"], "hit_rate": sums.hits / sums["count"]}
-    return pd.DataFrame({**rates, "count": sums["count"]}).reset_index()
+    """Confidence against hits by confidence bin, over all prompts and depths given.
+
+    Columns:
+        bin; confidence, hit_rate: means over candidates; hit_rate_low, hit_rate_high: 95 % over prompts; count of
+        candidates; prompts.
+    """
+    rows = []
+    for place, group in bins[bins["count"] > 0].groupby("bin"):
+        sums = group.groupby("prompt_id", sort=False)[["count", "confidence", "hits"]].sum()
+        rate, low, high = ratio(sums, "hits", "count")
+        row = {"bin": place, "confidence": sums.confidence.sum() / sums["count"].sum(), "hit_rate": rate}
+        row |= {"hit_rate_low": low, "hit_rate_high": high}
+        rows.append({**row, "count": int(sums["count"].sum()), "prompts": len(sums)})
+    columns = ["bin", "confidence", "hit_rate", "hit_rate_low", "hit_rate_high", "count", "prompts"]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def calibration_error(bins: pd.DataFrame) -> float:
@@ -319,3 +295,39 @@ def calibration_error(bins: pd.DataFrame) -> float:
     sums = bins.groupby("bin")[["count", "confidence", "hits"]].sum().to_numpy(float)
     total = sums[:, 0].sum()
     return error_of_bins(sums[:, 1], sums[:, 2], total) if total else float("nan")
+
+
+def by_prompt(passes: pd.DataFrame) -> pd.DataFrame:
+    """One row a policy and prompt: passes, and mean expected_draft, expected_target and realised tokens a pass."""
+    of_prompt = passes.assign(realised=passes.accepted + 1).groupby(["policy", "prompt_id"], sort=False)
+    means = of_prompt[["expected_draft", "expected_target", "realised"]].mean()
+    return means.assign(passes=of_prompt.size()).reset_index()
+
+
+def stage_times(passes: pd.DataFrame) -> pd.DataFrame:
+    """Milliseconds a pass by stage, recording taken out: one row a policy, in the order of their first appearance.
+
+    Columns:
+        passes, prompts; one a stage of `STAGES`; total, total_low, total_high: their sum, with its interval.
+
+    Raises:
+        ValueError: passes without stage times (replayed or followed ones).
+    """
+    if passes.verify_s.isna().any():
+        raise ValueError("these passes were replayed or followed: only decoding (eagle-tree bench) times its stages")
+    stages = passes[["select_s", "accept_s", "compact_s"]].rename(columns=lambda name: name.removesuffix("_s"))
+    stages = stages.assign(
+        **{"drafter forward": passes.drafter_forward_s, "target forward": passes.target_forward_s},
+        grow=passes.grow_s - passes.drafter_forward_s,
+        verify=passes.verify_s - passes.target_forward_s,
+        total=passes.pass_s - passes.record_s,
+    )
+    stages["other"] = stages.total - stages.drop(columns="total").sum(axis=1)
+    stages = 1e3 * stages[[*STAGES, "total"]]
+    rows = []
+    for policy, group in stages.assign(count=1).groupby(passes.policy, sort=False):
+        sums = group.groupby(passes.prompt_id, sort=False)[["total", "count"]].sum()
+        total, low, high = ratio(sums, "total", "count")
+        row = {"policy": policy, "passes": len(group), "prompts": len(sums), **group[list(STAGES)].mean()}
+        rows.append({**row, "total": total, "total_low": low, "total_high": high})
+    return pd.DataFrame(rows)

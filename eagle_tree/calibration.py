@@ -27,6 +27,7 @@ from torch import Tensor
 from eagle_tree.files import replacing
 
 NODE_KEYS = ["policy", "prompt_id", "pass_id"]
+"""What names a tree within a run; tables of several runs (`analysis.load`) have `run` before it."""
 BINS = 15
 """Equal-width bins of confidence in a calibration error."""
 SURE = 1 - 1e-6
@@ -108,6 +109,14 @@ def judged_nodes(nodes: pd.DataFrame) -> pd.DataFrame:
     return judged.assign(confidence=np.exp(judged.log_conf), label=np.exp(judged.target_log_prob))
 
 
+def calibrated(judged: pd.DataFrame, calibration: Calibration) -> pd.DataFrame:
+    """`judged_nodes` with their `calibrated` confidence."""
+    columns = (torch.from_numpy(judged[name].to_numpy(copy=True)) for name in ("log_conf", "depth", "rank"))
+    log_conf, depth, rank = columns
+    edge = calibration.edge(log_conf.float(), depth.long(), rank.long())
+    return judged.assign(calibrated=edge.double().exp().numpy())
+
+
 def fit_temperatures(nodes: pd.DataFrame, greedy: bool) -> Temperatures:
     """Fit one temperature per depth, left to right: each makes the path products of its depth likeliest.
 
@@ -115,7 +124,7 @@ def fit_temperatures(nodes: pd.DataFrame, greedy: bool) -> Temperatures:
         nodes: a run's node table; greedy: whether it was decoded at T = 0.
     """
     judged_nodes(nodes)  # raises on a table without any
-    nodes = nodes.sort_values([*NODE_KEYS, "node"]).reset_index(drop=True)
+    nodes = nodes.sort_values([*node_keys(nodes), "node"]).reset_index(drop=True)
     parent = parent_rows(nodes)
     confidence = np.exp(nodes.log_conf.to_numpy()).clip(LEAST, SURE)
     odds = np.log(confidence) - np.log1p(-confidence)
@@ -148,9 +157,14 @@ def best_temperature(odds: np.ndarray, above: np.ndarray, label: np.ndarray) -> 
     return float(np.exp(minimize_scalar(loss, bounds=(np.log(0.1), np.log(10)), method="bounded").x))
 
 
+def node_keys(nodes: pd.DataFrame) -> list[str]:
+    """The columns that name a tree of a node table."""
+    return ["run", *NODE_KEYS] if "run" in nodes else NODE_KEYS
+
+
 def parent_rows(nodes: pd.DataFrame) -> np.ndarray:
     """For every row its parent's row, -1 for children of a root; rows are sorted by pass and node, parents first."""
-    group = nodes.groupby(NODE_KEYS, sort=False).ngroup().to_numpy().astype(np.int64)
+    group = nodes.groupby(node_keys(nodes), sort=False).ngroup().to_numpy().astype(np.int64)
     width = int(nodes.node.max()) + 1
     place = pd.Series(np.arange(len(nodes)), index=group * width + nodes.node.to_numpy())
     return place.reindex(group * width + nodes.parent.to_numpy(), fill_value=-1).to_numpy()

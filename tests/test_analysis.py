@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from test_cost import points, table
 
-from eagle_tree import analysis, plots
+from eagle_tree import analysis, curves, plots
 
 
 def passes(policy: str, prompt: str, emitted: list[int], record_s: float = 0.0, **columns) -> pd.DataFrame:
@@ -66,7 +66,7 @@ def tree(prompt: str = "p", number: int = 0) -> pd.DataFrame:
 
 def test_a_nodes_place_promise_and_reach_by_hand():
     """2, 3 and 4 tie at 0.4: the shallower comes first."""
-    nodes = analysis.with_ancestry(pd.concat([tree(number=1), tree(number=0).iloc[::-1]]))
+    nodes = curves.with_ancestry(pd.concat([tree(number=1), tree(number=0).iloc[::-1]]))
     for _, one in nodes.groupby("pass_id"):
         assert one.node.tolist() == [1, 2, 3, 4]
         assert one.place.tolist() == [1, 2, 3, 4]
@@ -78,13 +78,13 @@ def test_a_nodes_place_promise_and_reach_by_hand():
 def test_place_is_by_score_not_by_the_order_in_the_tree():
     nodes = tree()
     nodes.loc[nodes.node == 2, ["log_conf", "score"]] = math.log(0.6)
-    assert analysis.with_ancestry(nodes).place.tolist() == [2, 1, 3, 4]
+    assert curves.with_ancestry(nodes).place.tolist() == [2, 1, 3, 4]
 
 
 def test_the_worth_of_a_group_is_a_ratio_of_sums():
     """First candidates: three of the four nodes of each tree, which reach 1 + 1/2 + 0 of them."""
-    nodes = analysis.with_ancestry(pd.concat([tree("p"), tree("q")]))
-    first, second = analysis.node_worth(nodes, "rank").to_dict("records")
+    nodes = curves.with_ancestry(pd.concat([tree("p"), tree("q")]))
+    first, second = curves.node_worth(nodes, "rank").to_dict("records")
     assert first["rank"] == 0
     assert first["node_share"] == 0.75
     assert first["reach"] == first["reach_low"] == first["reach_high"] == pytest.approx(0.5)

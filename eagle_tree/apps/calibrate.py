@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from eagle_tree import calibration, plots
 from eagle_tree.apps import common
-from eagle_tree.calibration import expected_calibration_error, fit_isotonic, fit_temperatures, judged_nodes
+from eagle_tree.calibration import calibrated, expected_calibration_error, fit_isotonic, fit_temperatures, judged_nodes
 from eagle_tree.checks import check_count, is_count
 from eagle_tree.cost import CostTable, measure
 from eagle_tree.decode import generate
@@ -58,7 +58,7 @@ def fit_confidences(config: DictConfig) -> dict[str, Any]:
     errors = {"raw": expected_calibration_error(judged.confidence.to_numpy(), judged.label.to_numpy())}
     fitted = {}
     for name, fit in (("temperatures", fit_temperatures), ("isotonic", fit_isotonic)):
-        judged = [with_fit(judged_nodes(test), fit(train, greedy)) for train, test in (halves, halves[::-1])]
+        judged = [calibrated(judged_nodes(test), fit(train, greedy)) for train, test in (halves, halves[::-1])]
         judged = pd.concat(judged)
         errors[name] = expected_calibration_error(judged.calibrated.to_numpy(), judged.label.to_numpy())
         fitted[name] = replace(fit(nodes, greedy), drafter=about.get("drafter_fingerprint"))
@@ -69,14 +69,6 @@ def fit_confidences(config: DictConfig) -> dict[str, Any]:
     print("\n".join(common.aligned([{name: f"{value:.4f}" for name, value in errors.items()}])))
     print(f"temperatures by depth: {', '.join(f'{value:.2f}' for value in temperatures)}")
     return {"folder": config.folder, "greedy": greedy, "calibration_error": errors, "temperatures": temperatures}
-
-
-def with_fit(judged: pd.DataFrame, fitted: calibration.Calibration) -> pd.DataFrame:
-    """Judged nodes with their calibrated confidence."""
-    columns = (torch.from_numpy(judged[name].to_numpy(copy=True)) for name in ("log_conf", "depth", "rank"))
-    log_conf, depth, rank = columns
-    edge = fitted.edge(log_conf.float(), depth.long(), rank.long())
-    return judged.assign(calibrated=edge.double().exp().numpy())
 
 
 def measure_costs(config: DictConfig) -> dict[str, Any]:

@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import json
 import sys
-from itertools import pairwise
 from pathlib import Path
 
 import pandas as pd
 
-from eagle_tree import analysis, plots
+from eagle_tree import analysis, curves, plots
 from eagle_tree.cost import CostTable
 from eagle_tree.record import read_run
-
-DEEP, SHAKY = 3, 0.3
-"""From this depth on a node is deep; below this confidence an edge is shaky."""
 
 
 def family(label: str) -> str:
@@ -50,28 +46,6 @@ def is_sweep(folder: Path) -> bool:
     return (folder / "evaluation.json").is_file()
 
 
-def folklore(nodes: pd.DataFrame) -> pd.DataFrame:
-    """What the N-th node, later siblings, and deep nodes under shaky ancestors are worth."""
-    nodes = analysis.with_ancestry(nodes)
-    last = nodes.place.max()
-    edges = [*(edge for edge in (0, 1, 2, 3, 4, 8, 16, 32) if edge < last), last]
-    names = [f"{low + 1}–{high}" if high > low + 1 else str(high) for low, high in pairwise(edges)]
-    deep = nodes.depth >= DEEP
-    under = (nodes.weakest < SHAKY).map({True: "under a shaky ancestor", False: "under sure ancestors"})
-    questions = {
-        "place in the tree": pd.cut(nodes.place, edges, labels=names),
-        "rank among siblings": nodes["rank"]
-        .clip(upper=3)
-        .map(lambda rank: f"{rank}{' or later' if rank == 3 else ''}"),
-        "depth and ancestors": deep.map({True: f"depth {DEEP} on, ", False: f"above depth {DEEP}, "}) + under,
-    }
-    parts = [
-        analysis.node_worth(nodes.assign(group=group), "group").assign(question=question)
-        for question, group in questions.items()
-    ]
-    return pd.concat(parts).set_index(["question", "group"]).reset_index()
-
-
 def main(work: Path) -> None:
     folder = work if "small" in work.parts else Path()
     about = json.loads((work / "timed" / "run.json").read_text())
@@ -82,7 +56,7 @@ def main(work: Path) -> None:
     temperature = about["config"]["temperature"]
     end = f"_temperature_{temperature:g}" if temperature else ""
     table.assign(torch=about["versions"]["torch"]).round(4).to_csv(folder / f"results{end}.csv", index=False)
-    folklore(read_run(work / "nodes", "nodes")).round(4).to_csv(folder / f"folklore{end}.csv", index=False)
+    curves.folklore(read_run(work / "nodes", "nodes")).round(4).to_csv(folder / f"folklore{end}.csv", index=False)
     drawn = table[table.nodes > 0]
     plots.save(plots.policy_sweep(drawn, baseline, f"{about['device']}, {about['dtype']}"), folder / f"figure{end}.png")
     print(

@@ -1,18 +1,16 @@
-"""One function per figure: a data frame in, a matplotlib figure out."""
+"""Figures of recorded runs, of drafters on their own and of policies by size."""
 
 from __future__ import annotations
 
 import math
-from pathlib import Path
+from collections.abc import Iterable
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from eagle_tree.analysis import binned, reliability
-from eagle_tree.files import replacing
-
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe-Ito, colour-blind safe
-MARKERS = "osD^vPX"
+from eagle_tree.plots.style import COLORS, MARKERS, look
 
 
 def expected_against_realised(passes: pd.DataFrame, title: str = "") -> Figure:
@@ -22,31 +20,54 @@ def expected_against_realised(passes: pd.DataFrame, title: str = "") -> Figure:
     probabilities of the drafted nodes promised (1 + sum of reach). Points are quantile bins of passes
     with two standard errors; on the diagonal the promise was kept.
     """
-    figure = Figure(figsize=(9.5, 4.4), layout="constrained")
-    panels = figure.subplots(1, 2, sharey=True)
+    figure, panels = expectation_panels(title or "Expected and realised tokens per pass")
     drafting = [(name, group) for name, group in passes.groupby("policy", sort=False) if group.n_nodes.any()]
     top = 1.5
-    for axis, column, label in (
-        (panels[0], "expected_draft", "expected by the drafter (tokens per pass)"),
-        (panels[1], "expected_target", "expected under the target (tokens per pass)"),
-    ):
+    for axis, column in panels.items():
         for index, (name, group) in enumerate(drafting):
-            points = binned(group, column) if group[column].notna().any() else None
-            if points is None:
+            if group[column].isna().all():
                 continue
-            style = {"color": COLORS[index % len(COLORS)], "marker": MARKERS[index % len(MARKERS)]}
-            text = f"{name} (n = {len(group)})"
-            axis.errorbar(points.expected, points.realised, 2 * points.error, label=text, capsize=2, ms=5, **style)
+            points, label = binned(group, column), f"{name} (n = {len(group)})"
+            axis.errorbar(
+                points.expected, points.realised, 2 * points.error, label=label, capsize=2, ms=5, **look(index)
+            )
             top = max(top, points.expected.max(), (points.realised + 2 * points.error).max())
-        axis.set_xlabel(label)
+    return on_the_diagonal(figure, panels, 1, top)
+
+
+def expected_by_prompt(table: pd.DataFrame, title: str = "") -> Figure:
+    """The same prompt by prompt, one mark a prompt (`analysis.by_prompt`): means over its passes."""
+    figure, panels = expectation_panels(title or "Expected and realised tokens per pass, by prompt")
+    columns = ["expected_draft", "expected_target", "realised"]
+    drafting = table[table.groupby("policy").expected_draft.transform("max") > 1]
+    for axis, column in panels.items():
+        for index, (name, group) in enumerate(drafting.groupby("policy", sort=False)):
+            if group[column].notna().any():
+                label = f"{name} (n = {len(group)} prompts, {group.passes.sum()} passes)"
+                axis.plot(group[column], group.realised, ls="", ms=5, alpha=0.8, label=label, **look(index))
+    top = max(1.5, drafting[columns].max(axis=None)) if len(drafting) else 1.5
+    return on_the_diagonal(figure, panels, 1, top)
+
+
+def expectation_panels(title: str) -> tuple[Figure, dict[Axes, str]]:
+    """Two panels, and the column of expected tokens that each shows."""
+    figure = Figure(figsize=(9.5, 4.4), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    left.set(xlabel="expected by the drafter (tokens per pass)", ylabel="realised (tokens per pass)")
+    right.set(xlabel="expected under the target (tokens per pass)")
+    figure.suptitle(title, fontsize=11)
+    return figure, {left: "expected_draft", right: "expected_target"}
+
+
+def on_the_diagonal(figure: Figure, panels: Iterable[Axes], low: float, high: float) -> Figure:
+    """The diagonal from low to high in every panel, and a legend in the first that shows something."""
+    drawn = [axis for axis in panels if axis.get_legend_handles_labels()[0]]
     for axis in panels:
-        axis.plot([1, top], [1, top], color="0.6", lw=1, ls="--", zorder=0)
-        axis.set(xlim=(0.9, 1.03 * top), ylim=(0.9, 1.03 * top))
+        axis.plot([low, high], [low, high], color="0.6", lw=1, ls="--", zorder=0)
+        axis.set(xlim=(low - 0.1, 1.03 * high), ylim=(low - 0.1, 1.03 * high))
         axis.grid(alpha=0.25)
-    panels[0].set_ylabel("realised (tokens per pass)")
-    if drafting:
-        panels[0].legend(frameon=False, fontsize=9)
-    figure.suptitle(title or "Expected and realised tokens per pass", fontsize=11)
+    if drawn:
+        drawn[0].legend(frameon=False, fontsize=9, loc="upper left")
     return figure
 
 
@@ -100,23 +121,6 @@ def drafter_alone(rates: pd.DataFrame, bins: pd.DataFrame, title: str = "") -> F
     for axis in (left, right):
         axis.grid(alpha=0.25)
     figure.suptitle(title or "The drafter along the target's own texts", fontsize=11)
-    return figure
-
-
-def verify_cost(points: pd.DataFrame) -> Figure:
-    """T(n)/T(1) of the target's forward, by context, with quartiles; the stairs are what a tree's size has to fit."""
-    figure = Figure(figsize=(6.4, 4), layout="constrained")
-    axis = figure.subplots()
-    verify = points[points.stage == "verify"]
-    for index, (context, part) in enumerate(verify.groupby("context")):
-        part = part.sort_values("n")
-        base = part.seconds.iloc[0]
-        color = COLORS[index % len(COLORS)]
-        axis.plot(part.n, part.seconds / base, color=color, marker=MARKERS[index % len(MARKERS)], ms=4)
-        axis.fill_between(part.n, part.low / base, part.high / base, color=color, alpha=0.2, lw=0)
-        axis.annotate(f"context {context}", (part.n.iloc[-1], part.seconds.iloc[-1] / base), color=color, fontsize=9)
-    axis.set(xlabel="positions verified in one forward, n", ylabel="T(n) / T(1)", ylim=(0, None))
-    axis.grid(alpha=0.25)
     return figure
 
 
@@ -192,9 +196,3 @@ def waterfall(regret: pd.DataFrame, title: str = "") -> Figure:
     if title:
         figure.suptitle(title, fontsize=11)
     return figure
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Write a PNG."""
-    with replacing(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=130)

@@ -1,0 +1,32 @@
+"""One function per figure: a data frame in, a matplotlib figure out."""
+
+from eagle_tree.plots.costs import pass_times, speed_by_size, verify_cost
+from eagle_tree.plots.nodes import acceptance_by_position, by_context, marginal_value, reliability_diagram
+from eagle_tree.plots.runs import (
+    drafter_alone,
+    expected_against_realised,
+    expected_by_prompt,
+    policy_sweep,
+    training_curve,
+    waterfall,
+)
+from eagle_tree.plots.style import COLORS, MARKERS, save
+
+__all__ = [
+    "COLORS",
+    "MARKERS",
+    "acceptance_by_position",
+    "by_context",
+    "drafter_alone",
+    "expected_against_realised",
+    "expected_by_prompt",
+    "marginal_value",
+    "pass_times",
+    "policy_sweep",
+    "reliability_diagram",
+    "save",
+    "speed_by_size",
+    "training_curve",
+    "verify_cost",
+    "waterfall",
+]
