@@ -10,6 +10,8 @@ from eagle_tree.plots.style import bars, interval_note, look, nothing_to_draw
 
 WHITE_ON = 0.55
 """Cells of a map that are darker than this share of its range carry white figures."""
+LEAST_VALUE = 1e-4
+"""Tokens a pass below which the value of a node is off the figure."""
 
 
 def reliability_diagram(points: pd.DataFrame, title: str = "") -> Figure:
@@ -99,6 +101,7 @@ def marginal_value(table: pd.DataFrame, price: float | None = None, title: str =
     if price is not None:
         left.axhline(price, color=look(1)["color"], lw=1, label="what a node must add to pay for its time")
     left.set(xlabel="N, nodes in order of score", ylabel="tokens a pass that the N-th node adds", yscale="log")
+    left.set_ylim(LEAST_VALUE, 1.5)
     left.legend(frameon=False, fontsize=8, loc="lower left")
     right.plot(table.place, table.together, ms=3.5, lw=1.2, **look(0), label="under the target")
     right.plot(table.place, 1 + table.promised.cumsum(), color="0.4", ls="--", lw=1.2, label="promised by the drafter")
