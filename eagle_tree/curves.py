@@ -12,13 +12,14 @@ from itertools import pairwise
 
 import numpy as np
 import pandas as pd
-from scipy.stats import f
 
-from eagle_tree.analysis import INTERVAL, ratio, resampled_sums
+from eagle_tree.analysis import INTERVAL, RESAMPLES, ratio, resampled_sums
 from eagle_tree.calibration import BINS, confidence_bin, error_of_bins, judged_nodes, node_keys, parent_rows, path_sums
 
 ROOT = ""
 """The position of the root, whose children are at 0, 1, …"""
+ROUNDING = 1e-9
+"""Sums of squares that differ by less are equal."""
 
 
 # --- acceptance, given that the parent was accepted ---
@@ -75,7 +76,7 @@ def by_position(nodes: pd.DataFrame, positions: Sequence[str]) -> pd.DataFrame:
         position; those of `acceptance`; coverage: the share of passes which have the node, of those that accepted its
         parent (below 1 the tree was chosen by confidence, and easier contexts are over-represented);
         spread: standard deviation of the acceptance between prompts, sampling noise taken out (one-way random
-        effects); spread_p: of the F test that prompts do not differ; NaN of one prompt, or where all labels are alike.
+        effects); spread_p: of the permutation test that they do not differ; NaN of one prompt, or of equal labels.
     """
     judged, keys = judged_nodes(nodes), node_keys(nodes)
     accepted = nodes[nodes.accepted.astype(bool)]
@@ -91,15 +92,19 @@ def by_position(nodes: pd.DataFrame, positions: Sequence[str]) -> pd.DataFrame:
 
 
 def between(groups: Sequence[np.ndarray]) -> tuple[float, float]:
-    """Standard deviation between groups, noise within taken out, and the F test's p."""
-    values = np.concatenate(groups)
-    count, size = len(groups), np.array([len(group) for group in groups])
-    if count < 2 or len(values) <= count or np.ptp(values) == 0:
+    """Standard deviation of the means of groups, noise within taken out, and how often values that are dealt to the
+    groups at random (`RESAMPLES` times) differ as much."""
+    values, size = np.concatenate(groups), np.array([len(group) for group in groups])
+    count, total = len(groups), len(values)
+    if count < 2 or total <= count or np.ptp(values) == 0:
         return float("nan"), float("nan")
-    within = sum(((group - group.mean()) ** 2).sum() for group in groups) / (len(values) - count)
-    among = sum(len(group) * (group.mean() - values.mean()) ** 2 for group in groups) / (count - 1)
-    typical = (size.sum() - (size**2).sum() / size.sum()) / (count - 1)
-    p = f.sf(among / within, count - 1, len(values) - count) if within else 0.0
+    generator, start = np.random.default_rng(0), np.cumsum(size) - size
+    dealt = generator.permuted(np.tile(values, (RESAMPLES, 1)), axis=1)
+    squares = [((np.add.reduceat(rows, start, axis=1) ** 2) / size).sum(1) for rows in (values[None], dealt)]
+    among = (squares[0][0] - total * values.mean() ** 2) / (count - 1)
+    within = ((values**2).sum() - squares[0][0]) / (total - count)
+    typical = (total - (size**2).sum() / total) / (count - 1)
+    p = (1 + (squares[1] >= squares[0] - ROUNDING).sum()) / (1 + RESAMPLES)
     return float(np.sqrt(max(0.0, among - within) / typical)), float(p)
 
 

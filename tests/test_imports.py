@@ -94,6 +94,7 @@ ALLOWED: dict[str, set[str]] = {
     "plots.runs": {"analysis", "plots.style"},
     "plots.nodes": {"plots.style"},
     "plots.costs": {"analysis", "plots.style"},
+    "plots.policies": {"plots.style"},
     "explore": set(),
 }  # fmt: skip
 """Module (without the package's name) to the house modules it may import. Apps may import everything."""

@@ -19,26 +19,32 @@ def reliability_diagram(points: pd.DataFrame, title: str = "") -> Figure:
 
     Args:
         points: rows of `analysis.reliability` with a column `kind`, such as "as drafted" and "isotonic", in the order
-            of the legend; a column `error`, the kind's calibration error, goes into the legend if it is there.
+            of the legend. If they are there: `error`, the kind's calibration error, goes into the legend; `panel`, such
+            as a temperature, divides the figure.
     """
-    figure = Figure(figsize=(6.4, 6.2), layout="constrained")
+    points = points if "panel" in points else points.assign(panel="")
+    groups = list(points.groupby("panel", sort=False))
+    figure = Figure(figsize=(1.2 + 5.2 * max(1, len(groups)), 6.2), layout="constrained")
     if points.empty:
         return nothing_to_draw(figure, figure.subplots(), "no node's parent was accepted")
-    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-    upper.plot([0, 1], [0, 1], color="0.6", lw=1, ls="--", zorder=0)
-    for index, (kind, group) in enumerate(points.groupby("kind", sort=False)):
-        style, label = look(index), kind
-        if "error" in group:
-            label += f" (calibration error {group.error.iloc[0]:.3f})"
-        upper.errorbar(
-            group.confidence, group.hit_rate, bars(group, "hit_rate"), label=label, capsize=2, ms=5, lw=1.2, **style
-        )
-        lower.plot(group.confidence, group["count"], ms=4, lw=1.2, **style)
-    upper.set(ylabel="acceptance, given the parent's", ylim=(-0.02, 1.02))
-    upper.legend(frameon=False, fontsize=9, loc="upper left", title=interval_note(points, "hit_rate"), title_fontsize=8)
-    lower.set(xlabel="confidence of a node", ylabel="nodes in the bin", yscale="log", xlim=(-0.02, 1.02))
-    for axis in (upper, lower):
-        axis.grid(alpha=0.25)
+    panels = figure.subplots(2, len(groups), sharex=True, sharey="row", height_ratios=(3, 1), squeeze=False)
+    for (name, group), upper, lower in zip(groups, *panels, strict=True):
+        upper.plot([0, 1], [0, 1], color="0.6", lw=1, ls="--", zorder=0)
+        for index, (kind, part) in enumerate(group.groupby("kind", sort=False)):
+            style, label = look(index), kind
+            if "error" in part:
+                label += f" (calibration error {part.error.iloc[0]:.3f})"
+            rate = (part.confidence, part.hit_rate, bars(part, "hit_rate"))
+            upper.errorbar(*rate, label=label, capsize=2, ms=5, lw=1.2, **style)
+            lower.plot(part.confidence, part["count"], ms=4, lw=1.2, **style)
+        upper.set(ylim=(-0.02, 1.02), title=name)
+        note = interval_note(group, "hit_rate")
+        upper.legend(frameon=False, fontsize=9, loc="upper left", title=note, title_fontsize=8)
+        lower.set(xlabel="confidence of a node", yscale="log", xlim=(-0.02, 1.02))
+        for axis in (upper, lower):
+            axis.grid(alpha=0.25)
+    panels[0, 0].set_ylabel("acceptance, given the parent's")
+    panels[1, 0].set_ylabel("nodes in the bin")
     figure.suptitle(title or "What confidences are worth", fontsize=11)
     return figure
 
@@ -150,4 +156,42 @@ def by_context(table: pd.DataFrame, of_prompt: pd.DataFrame, thirds: pd.DataFram
         axis.legend(frameon=False, fontsize=8, loc="upper right")
     left.set_ylabel("acceptance, given the parent's")
     figure.suptitle(title or "Acceptance by position and context", fontsize=11)
+    return figure
+
+
+def acceptance_rules(nodes: pd.DataFrame, trees: pd.DataFrame, title: str = "") -> Figure:
+    """What acceptance rules accept, by temperature: of one node's children, and of whole trees.
+
+    Args:
+        nodes: temperature, rule, k, accepted (expected children, with `_low` and `_high`), prompts; the least k is on
+            the left, the largest in the middle.
+        trees: temperature, arm (from above in their order), tokens (expected a pass, with `_low`, `_high`),
+            prompts.
+    """
+    figure = Figure(figsize=(14, 4.6), layout="constrained")
+    left, middle, right = figure.subplots(1, 3, width_ratios=(1, 1, 1.3))
+    for axis, k in ((left, nodes.k.min()), (middle, nodes.k.max())):
+        for index, (rule, group) in enumerate(nodes[nodes.k == k].groupby("rule", sort=False)):
+            at = (group.temperature, group.accepted, bars(group, "accepted"))
+            axis.errorbar(*at, label=rule, capsize=2, ms=5, lw=1.2, **look(index))
+        axis.set(xlabel="temperature", ylim=(0, 1.02), title=f"{k} child{'ren' * (k > 1)} of a node")
+        axis.set_xticks(sorted(nodes.temperature.unique()))
+        axis.grid(alpha=0.25)
+    left.set_ylabel("probability that a child is accepted")
+    note = interval_note(nodes, "accepted")
+    left.legend(frameon=False, fontsize=8, loc="lower left", title=note, title_fontsize=8)
+    arms = list(dict.fromkeys(trees.arm))
+    groups = list(trees.groupby("temperature"))
+    for index, (temperature, group) in enumerate(groups):
+        height = 0.8 / len(groups)
+        place = group.arm.map(arms.index) + height * (index - (len(groups) - 1) / 2)
+        right.barh(place, group.tokens, height, color=look(index)["color"], label=f"T = {temperature:g}")
+        right.errorbar(group.tokens, place, xerr=bars(group, "tokens"), ls="", color="0.2", capsize=2, lw=0.8)
+    right.set_yticks(range(len(arms)), arms, fontsize=8)
+    right.invert_yaxis()
+    right.set(xlabel=f"tokens a pass ({interval_note(trees, 'tokens')})", xlim=(0, None))
+    right.grid(axis="x", alpha=0.25)
+    right.legend(frameon=False, fontsize=8, loc="lower right")
+    right.set_title("whole chains and trees", fontsize=10)
+    figure.suptitle(title or "What acceptance rules accept", fontsize=11)
     return figure

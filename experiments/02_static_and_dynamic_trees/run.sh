@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# Do dynamic trees yield more than static ones of as many nodes? Resumable: what is there is not done again.
+# usage: run.sh [small]     WORK: where recordings are (experiments/work)
+set -euo pipefail
+here="$(cd "$(dirname "$0")" && pwd)"
+work="$(realpath -m "${WORK:-$here/../work}")"; out=()
+[ "${1:-}" != small ] || { work+=/small; out=("$work/02_static_and_dynamic_trees"); }
+"$here/../recordings.sh" "$@"
+python "$here/analyse.py" "$work" "${out[@]}"

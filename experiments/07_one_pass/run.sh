@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# Does one forward over N positions take as long as one over a single position? Resumable: what is there is not done again.
+# usage: run.sh [small]     WORK: where recordings are (experiments/work)
+set -euo pipefail
+here="$(cd "$(dirname "$0")" && pwd)"
+work="$(realpath -m "${WORK:-$here/../work}")"; out=()
+[ "${1:-}" != small ] || { work+=/small; out=("$work/07_one_pass"); }
+"$here/../recordings.sh" "$@"
+python "$here/analyse.py" "$work" "${out[@]}"

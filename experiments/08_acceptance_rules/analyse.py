@@ -1,0 +1,119 @@
+"""Which acceptance rule, with its kind of draft, accepts most?
+
+python analyse.py WORK [OUT]
+
+Verdict: two comparisons at every temperature and k of 2 and more, on the same distributions, paired by prompt: drafts
+without replacement against drafts with, and hybrid ones against those without. *Holds* if none is significantly below 1
+and more than half are significantly above; *holds partly* if some are above; else it *does not hold*.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pandas as pd
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import common
+
+from eagle_tree import plots
+from eagle_tree.analysis import compared, ratio
+
+CLAIM = (
+    "Drafts without replacement are accepted more than drafts with, and the most likely tokens with one draw more still"
+)
+SOURCE = "Hu et al., arXiv 2502.18779"
+PAIRS = (("without replacement", "with replacement"), ("hybrid", "without replacement"))
+THIRDS = {1: "lowest", 2: "middle", 3: "highest"}
+
+
+def of_nodes(nodes: pd.DataFrame) -> pd.DataFrame:
+    """Accepted children of a node by temperature, rule and k: of all positions, and by the target's entropy there."""
+    nodes = nodes.assign(nodes=1)
+    third = nodes.groupby("temperature").entropy.rank(pct=True).mul(3).apply(lambda place: -int(-place // 1))
+    parts = []
+    for entropy, part in [("all", nodes), *((name, nodes[third == place]) for place, name in THIRDS.items())]:
+        for key, group in part.groupby(["temperature", "rule", "k"], sort=False):
+            sums = group.groupby("sequence")[["accepted", "nodes"]].sum()
+            values = dict(zip(("accepted", "accepted_low", "accepted_high"), ratio(sums, "accepted", "nodes")))
+            row = dict(zip(("temperature", "rule", "k"), key)) | {"entropy_third": entropy, **values}
+            parts.append({**row, "positions": len(group), "prompts": len(sums)})
+    return pd.DataFrame(parts)
+
+
+def of_trees(passes: pd.DataFrame) -> pd.DataFrame:
+    """Tokens a pass of every arm: expected over what a rule draws, given the drafts; realised for coupled drafts, whose
+    tree looks at the noise that decides."""
+    passes = passes.assign(passes=1, realised=passes.accepted + 1)
+    passes["expected"] = passes.expected_target.fillna(passes.realised)
+    rows = []
+    for (temperature, arm), group in passes.groupby(["temperature", "policy"], sort=False):
+        sums = group.groupby("prompt_id")[["expected", "realised", "emitted", "passes", "n_nodes"]].sum()
+        row = {"temperature": temperature, "arm": arm, "passes": len(group), "prompts": len(sums)}
+        row |= {"kind": "expected" if group.expected_target.notna().all() else "realised"}
+        for name, column in (("tokens", "expected"), ("realised", "realised"), ("tau", "emitted")):
+            row |= dict(zip((name, f"{name}_low", f"{name}_high"), ratio(sums, column, "passes")))
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def pairs(nodes: pd.DataFrame) -> pd.DataFrame:
+    """Accepted children of one kind of draft over another's, by temperature and k, with paired intervals."""
+    rows = []
+    for (temperature, k), group in nodes[nodes.k > 1].assign(nodes=1).groupby(["temperature", "k"]):
+        sums = group.groupby(["rule", "sequence"])[["accepted", "nodes"]].sum().rename_axis(["policy", "prompt_id"])
+        for rule, other in PAIRS:
+            row = compared(sums.loc[[rule, other]], "accepted", "nodes", other).iloc[0]
+            rows.append(
+                {
+                    "temperature": temperature,
+                    "k": k,
+                    "rule": rule,
+                    "over": other,
+                    **row[["gain", "gain_low", "gain_high"]],
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def verdict(found: pd.DataFrame) -> str:
+    above, below = found.gain_low > 1, found.gain_high < 1
+    if above.mean() > 0.5 and not below.any():
+        return common.HOLDS
+    return common.HOLDS_PARTLY if above.any() else common.DOES_NOT_HOLD
+
+
+def numbers(found: pd.DataFrame, nodes: pd.DataFrame, trees: pd.DataFrame) -> str:
+    counted = [
+        f"{rule} over {other}: of {len(group)}, {(group.gain_low > 1).sum()} significantly above, "
+        f"{(group.gain_high < 1).sum()} below"
+        for (rule, other), group in found.groupby(["rule", "over"], sort=False)
+    ]
+    at = nodes[(nodes.entropy_third == "all") & (nodes.temperature == 1) & (nodes.k == 4)]
+    accepted = [f"{row['rule']} {common.interval(row, 'accepted')}" for row in at.to_dict("records")]
+    whole = trees[(trees.temperature == 1) & trees.arm.str.startswith("tree")]
+    tokens = [
+        f"{row['arm'].removeprefix('tree, ')} {common.interval(row, 'tokens')}" for row in whole.to_dict("records")
+    ]
+    return (
+        f"{'; '.join(counted)}. At T = 1, of 4 children accepted: {', '.join(accepted)}; tokens a pass of trees of 21 "
+        f"nodes: {', '.join(tokens)}"
+    )
+
+
+def main(work: Path, out: Path) -> None:
+    folder = work / "08_acceptance_rules"
+    drawn, passes = (pd.read_parquet(folder / f"{name}.parquet") for name in ("nodes", "trees"))
+    nodes, trees, found = of_nodes(drawn), of_trees(passes), pairs(drawn)
+    table = pd.concat(
+        [nodes.assign(of="nodes"), trees.rename(columns={"arm": "rule"}).assign(of="trees"), found.assign(of="pairs")]
+    )
+    about = common.machine(json.loads((folder / "about.json").read_text()))
+    figure = plots.acceptance_rules(nodes[nodes.entropy_third == "all"], trees)
+    common.write(out, CLAIM, SOURCE, verdict(found), numbers(found, nodes, trees), table, figure, about)
+
+
+if __name__ == "__main__":
+    main(*common.folders(sys.argv, __file__))
