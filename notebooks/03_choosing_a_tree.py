@@ -73,10 +73,12 @@ plots.policy_sweep(
 )
 
 # %% [markdown]
-# **Left**, τ against size: it rises and flattens. Growing the tree from 24 to 59 nodes adds next to nothing, since
-# the nodes come in order of their score and the best ones come first. **Right**, tokens per second: every family has
-# a peak, at a size far below what τ alone would suggest. Behind it each node costs more than it brings. The dashed
-# line is decoding without a drafter: a tree can lose against it.
+# **Left**, τ against size: it rises steeply and then flattens, since the nodes come in order of their score, the best
+# first. A chain stops gaining after a few nodes: it dies at its first miss, a tree loses a branch. The two shapes of
+# EAGLE-2 lie on one curve. **Right**, tokens per second: every family has its peak, at a size far below the one that
+# τ alone would choose; behind it each node costs more than it brings. And there the shapes differ: the deeper one
+# calls the drafter five times a pass, the other three times. The dashed line is decoding without a drafter: a large
+# tree can lose against it.
 #
 # Where the peak lies is one line of arithmetic. A pass that earns E tokens in S seconds runs at E/S. One more node
 # pays if its share of tokens over its share of time beats that rate. Step by step through the wider family:

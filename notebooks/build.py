@@ -9,6 +9,7 @@ the tables in data/. With jupytext in Jupyter, opening either saves both (jupyte
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import nbformat
 from nbclient import NotebookClient
 
 HERE = Path(__file__).parent
+QUIET = {"PYTHONWARNINGS": "ignore:IProgress not found"}  # tqdm's, which would draw bars; nothing here draws any
 METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
@@ -28,7 +30,7 @@ def sources() -> list[Path]:
     return sorted(HERE.glob("[0-9][0-9]_*.py"))
 
 
-def executed(source: Path, timeout: int = 120) -> nbformat.NotebookNode:
+def executed(source: Path, timeout: int = 300) -> nbformat.NotebookNode:
     """A .py file's cells with their outputs; nothing of the machine or of the day is left in the metadata.
 
     Raises:
@@ -37,7 +39,9 @@ def executed(source: Path, timeout: int = 120) -> nbformat.NotebookNode:
     notebook = jupytext.read(source)
     notebook.metadata = nbformat.from_dict(METADATA)
     resources = {"metadata": {"path": str(source.parent)}}
-    NotebookClient(notebook, timeout=timeout, resources=resources, record_timing=False).execute()
+    NotebookClient(notebook, timeout=timeout, resources=resources, record_timing=False).execute(
+        env={**os.environ, **QUIET}
+    )
     notebook.metadata = nbformat.from_dict(METADATA)
     for number, cell in enumerate(notebook.cells, 1):
         cell.id, cell.metadata = f"cell-{number}", nbformat.from_dict({})

@@ -152,11 +152,14 @@ def policy_sweep(results: pd.DataFrame, baseline: float, title: str = "") -> Fig
         "autoregressive", (1, baseline), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8
     )
     left.set(ylabel="τ (tokens per pass)")
-    right.set(ylabel="tokens per second (filled: measured; hollow, lines: cost table)", ylim=(0, None))
+    right.set(ylabel="tokens per second", ylim=(0, None))
     for axis in (left, right):
         axis.set(xlabel="draft nodes a pass, N", xlim=(0, None))
         axis.grid(alpha=0.25)
-    figure.legend(*left.get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=8)
+    figure.legend(
+        *left.get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=8,
+        title="tokens/s, filled: measured;\nhollow and lines: cost table", title_fontsize=8,
+    )  # fmt: skip
     figure.suptitle(title or "Tree policies by size", fontsize=11)
     return figure
 
