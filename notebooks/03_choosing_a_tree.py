@@ -1,0 +1,142 @@
+# %% [markdown]
+# # Choosing a tree: how large should it be?
+#
+# A larger tree accepts more tokens a pass, always: a node more can only help. A larger tree also takes longer to
+# draft and to verify. Tokens per *pass* (τ, the number that papers quote) therefore always favours the largest tree,
+# and tokens per *second* does not. This notebook finds the size at which the second is best, on one machine, for one
+# drafter.
+#
+# Three recordings are all it takes, and none of them has to be repeated for another tree:
+#
+# * `data/cost`: what a forward takes on that machine (`eagle-tree calibrate`);
+# * `data/trace`: what the drafter says along the texts (`eagle-tree trace`);
+# * `data/replayed`: the passes that every tree would have made on that trace (`eagle-tree replay`, no model needed).
+#
+# `record.sh` shows the commands. The times are of a small model on a laptop-sized CPU: the *method* carries over to
+# your machine, the numbers do not.
+
+# %%
+# %matplotlib inline
+# %config InlineBackend.print_figure_kwargs = {"dpi": 64}
+from eagle_tree import analysis, plots
+from eagle_tree.bound import fastest
+from eagle_tree.cost import CostTable
+from eagle_tree.trace import Trace
+
+cost, trace = CostTable.load("data/cost"), Trace.read("data/trace")
+print(", ".join(f"{name} {cost.about[name]}" for name in ("device", "dtype", "threads")))
+print(f"{len(trace.parts)} prompts, {len(trace.context)} positions, temperature {trace.settings['temperature']}")
+
+# %% [markdown]
+# ## What one more position costs
+#
+# The claim behind speculative decoding is that verifying n positions takes about as long as one. Here is T(n)/T(1),
+# measured. A GPU that waits for its memory has a long flat stretch before it climbs; a CPU has a short one, if any.
+# The curve comes in stairs, where the matrix kernels fill another tile: a tree that ends just before a stair is cheap
+# for its size, one that ends just behind it is not.
+
+# %%
+plots.verify_cost(cost.points)
+
+# %%
+forward = cost.verify(context=64)
+print(f"target forward over 1 position: {1e3 * forward[1]:.1f} ms")
+for n in (5, 9, 17, 33, 60):
+    print(f"  over {n:2d} (a tree of {n - 1:2d}): {forward[n] / forward[1]:.2f} times as long")
+print(f"drafter step over one node: {1e3 * cost.draft(1, 64):.1f} ms, over six: {1e3 * cost.draft(6, 64):.1f} ms")
+print(f"everything else in a pass: {1e3 * cost.fixed:.1f} ms")
+
+# %% [markdown]
+# A pass costs one target forward, one drafter step per level of the tree, and a little that is fixed. Note the
+# drafter: it is small, but a deep tree calls it once a level, whatever the size of the tree that is kept in the end.
+#
+# ## What one more node yields
+#
+# Now the passes. Each row is one tree policy followed through all texts: chains of 1 to 6 nodes, EAGLE-2's tree in
+# two shapes (a frontier of 4 nodes and 3 levels; 6 nodes and 5 levels) with budgets from 4 to 59 nodes, and one that
+# decides anew in every pass.
+
+# %%
+passes = analysis.load("data/replayed").passes
+table = analysis.replayed(passes, fastest(trace, cost)).set_index("policy")
+table[["nodes", "tau", "tokens_per_second", "speedup", "speedup_low", "speedup_high"]].round(2)
+
+# %%
+families = {"chain": "chain", "top_k=4": "EAGLE-2, 4 wide, 3 levels", "top_k=6": "EAGLE-2, 6 wide, 5 levels"}
+drafting = table.drop("autoregressive").reset_index()
+drafting["family"] = [
+    next((family for mark, family in families.items() if mark in name), "rate-optimal") for name in drafting.policy
+]
+drafting = drafting.rename(columns={"tokens_per_second": "predicted"}).assign(tokens_per_second=float("nan"))
+plots.policy_sweep(
+    drafting, table.tokens_per_second["autoregressive"], "Trees by size, replayed in this machine's time"
+)
+
+# %% [markdown]
+# **Left**, τ against size: it rises steeply and then flattens, since the nodes come in order of their score, the best
+# first. A chain stops gaining after a few nodes: it dies at its first miss, a tree loses a branch. The two shapes of
+# EAGLE-2 lie on one curve. **Right**, tokens per second: every family has its peak, at a size far below the one that
+# τ alone would choose; behind it each node costs more than it brings. And there the shapes differ: the deeper one
+# calls the drafter five times a pass, the other three times. The dashed line is decoding without a drafter: a large
+# tree can lose against it.
+#
+# Where the peak lies is one line of arithmetic. A pass that earns E tokens in S seconds runs at E/S. One more node
+# pays if its share of tokens over its share of time beats that rate. Step by step through the wider family:
+
+# %%
+wide = drafting[drafting.family == families["top_k=6"]].sort_values("nodes")
+seconds = wide.tau / wide.predicted  # a pass
+steps = wide[["nodes", "tau", "predicted"]].assign(
+    tokens_added=wide.tau.diff(),
+    ms_added=1e3 * seconds.diff(),
+    tokens_a_second_of_the_step=wide.tau.diff() / seconds.diff(),
+)
+steps.round(3)
+
+# %% [markdown]
+# Read the last column against `predicted` in the row above: as long as a step's own rate is higher, the step raises
+# the whole. Once it is lower, the tree is too large. (A step across no stair costs nothing and has a rate without
+# bound.)
+#
+# ## A size of its own for every pass
+#
+# One size for all passes is a compromise. Where the drafter is sure, a deep tree pays; where it is lost, any tree is
+# a waste. `policy=rate_optimal` takes the arithmetic from above into each pass: it knows the cost table, takes the
+# scores for acceptance probabilities, and keeps the nodes whose worth exceeds their price at the going rate. Sizes
+# that it chose:
+
+# %%
+chosen = passes[passes.policy == "rate_optimal"]
+chosen[["n_nodes", "draft_steps", "accepted"]].describe().loc[["mean", "min", "25%", "50%", "75%", "max"]].round(1)
+
+# %% [markdown]
+# Compared with the best fixed tree, on the same prompts:
+
+# %%
+best_fixed = table.drop(["autoregressive", "rate_optimal"]).tokens_per_second.idxmax()
+sums = analysis.prompt_sums(passes[passes.policy.isin(["rate_optimal", best_fixed])])
+print("best fixed tree:", best_fixed)
+analysis.compared(sums, "emitted", "seconds", best_fixed).round(3)
+
+# %% [markdown]
+# `gain` is a ratio of speeds, with its 95 % interval over prompts. Mind the selection: the best fixed tree was picked
+# on these very texts, which flatters it, while the rate-optimal policy had to find its way; and twelve short texts
+# leave a wide interval. If the interval holds 1, the honest summary is that the two are level here.
+#
+# ## How far could one go?
+#
+# The text is known, so one can compute the fastest way through it that any policy could take with this drafter's
+# candidates on this machine: a shortest path over text positions (`bound.fastest`). It knows every token beforehand
+# and drafts nothing in vain; it is a bound, not a rival.
+
+# %%
+share = table.bound_share.rename("share of the bound").sort_values(ascending=False)
+share.head(6).to_frame().round(3)
+
+# %% [markdown]
+# What is missing to 1 is the price of not knowing: nodes verified that were not accepted, and steps drafted for
+# nothing. `eagle-tree replay regret=true` splits it into its causes.
+#
+# **For your own model**: `eagle-tree calibrate`, `eagle-tree trace` with the policies that you consider, then
+# `eagle-tree replay cost=measured`. On another machine only the cost table changes: `cost=h100_70b` replays the same
+# trace in the modelled time of a larger GPU, where far larger trees pay.
