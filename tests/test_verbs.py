@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,23 @@ def test_a_calibration_of_the_drafter_itself_is_used(verbs, target):
     fitted_on(guided(target).fingerprint)
     status, _, errors = verbs("bench", *BY_VERB["bench"], "max_new_tokens=4")
     assert status == 0, errors
+
+
+@pytest.mark.parametrize(("rule", "by_what_happened"), [("match", False), ("sequential", False), ("coupled", True)])
+def test_coupled_drafts_are_calibrated_by_what_happened(verbs, monkeypatch, rule: str, by_what_happened: bool):
+    """The noise that chose a coupled child decides whether it is accepted; the target's probability of it does not."""
+    options = ["run=nodes", "temperature=1", f"accept={rule}", "policy.budget=4", "policy.top_k=2", "compare=[]"]
+    status, _, errors = verbs("bench", *options)
+    assert status == 0, errors
+    fitted = []
+    monkeypatch.setattr(
+        "eagle_tree.apps.calibrate.fit_isotonic",
+        lambda nodes, greedy: fitted.append(nodes) or calibration.fit_isotonic(nodes, greedy),
+    )
+    status, _, errors = verbs("calibrate", "nodes=nodes")
+    assert status == 0, errors
+    labels = fitted[0].target_log_prob.dropna()
+    assert labels.isin([0.0, -math.inf]).all() == by_what_happened
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,16 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from eagle_tree import calibration, plots
+from eagle_tree.accept import Match, Sequential
 from eagle_tree.apps import common
-from eagle_tree.calibration import calibrated, expected_calibration_error, fit_isotonic, fit_temperatures, judged_nodes
+from eagle_tree.calibration import (
+    by_outcome,
+    calibrated,
+    expected_calibration_error,
+    fit_isotonic,
+    fit_temperatures,
+    judged_nodes,
+)
 from eagle_tree.checks import check_count, is_count
 from eagle_tree.cost import CostTable, measure
 from eagle_tree.decode import generate
@@ -49,6 +57,9 @@ def fit_confidences(config: DictConfig) -> dict[str, Any]:
     if policy not in counts.index:
         raise ValueError(f"policy={policy!r} drafted nothing in {run}; its node table has {', '.join(counts.index)}")
     nodes = nodes[nodes.policy == policy]
+    rule = common.build(OmegaConf.create(about["config"]["accept"]))()
+    if type(rule) not in (Match, Sequential):  # these accept a node with the target's probability of it
+        nodes = by_outcome(nodes)
     prompts = nodes.prompt_id.unique()
     if len(prompts) < 2:
         raise ValueError(f"{run} holds {len(prompts)} prompt with nodes; two at least are needed to fit and to judge")
