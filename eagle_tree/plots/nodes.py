@@ -174,7 +174,7 @@ def acceptance_rules(nodes: pd.DataFrame, trees: pd.DataFrame, title: str = "") 
         for index, (rule, group) in enumerate(nodes[nodes.k == k].groupby("rule", sort=False)):
             at = (group.temperature, group.accepted, bars(group, "accepted"))
             axis.errorbar(*at, label=rule, capsize=2, ms=5, lw=1.2, **look(index))
-        axis.set(xlabel="temperature", ylim=(0, 1.02), title=f"{k} child{'ren' * (k > 1)} of a node")
+        axis.set(xlabel="temperature", ylim=(0, 1.02), title=f"{k} child{'ren' if k > 1 else ''} of a node")
         axis.set_xticks(sorted(nodes.temperature.unique()))
         axis.grid(alpha=0.25)
     left.set_ylabel("probability that a child is accepted")
