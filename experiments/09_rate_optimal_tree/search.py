@@ -1,6 +1,6 @@
 """The fixed EAGLE-2 trees of most tokens per second here: replayed on the fit half, in the time of the cost table.
 
-python search.py WORK [small]             writes WORK/search_T.csv, best first, if there is none since the cost table; small: few
+python search.py WORK [small]             writes WORK/search_T.csv, best first, unless it is newer than the costs
 python search.py WORK entries T NUMBER    bench's entries of a live repeat: the fastest, and what they meet
 """
 
