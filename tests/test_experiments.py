@@ -95,6 +95,46 @@ def test_a_gain_over_all_holds_over_some_partly_and_a_loss_not(name, intervals, 
     assert analyse.verdict([rows] if name.startswith("02") else rows) == expected
 
 
+def ratio(policy: str, over: str, low: float, how: str = "replayed") -> dict:
+    return {"policy": policy, "over": over, "ratio": low + 0.05, "ratio_low": low, "ratio_high": low + 0.1, "how": how}
+
+
+BOTH = [ratio("rate_optimal", "best fixed", 0.98), ratio("rate_optimal", "eagle2_published", 1.3)]
+CLOCK = [
+    ratio("rate_optimal", "best fixed", 0.98, "measured"),
+    ratio("random drafter", "autoregressive", 0.91, "measured"),
+]
+
+
+@pytest.mark.parametrize(
+    ("rows", "errors", "expected"),
+    [
+        (BOTH, [], "holds"),
+        ([BOTH[0], ratio("rate_optimal", "eagle2_published", 1.1)], [], "holds partly"),
+        (
+            [ratio("rate_optimal", "best fixed", 0.9), ratio("rate_optimal", "eagle2_published", 1.1)],
+            [],
+            "does not hold",
+        ),
+        (BOTH + CLOCK, [0.05, -0.06], "holds"),
+        (BOTH + CLOCK, [0.05, -0.08], "holds partly"),
+        ([*BOTH, ratio("rate_optimal", "best fixed", 0.9, "measured")], [], "holds partly"),
+        ([*BOTH, ratio("random drafter", "autoregressive", 0.8, "measured")], [], "holds partly"),
+    ],
+)
+def test_the_rate_optimal_tree_is_judged_by_every_part_that_was_measured(rows, errors, expected):
+    tree = script("09_rate_optimal_tree/analyse")
+    assert tree.verdict(tree.parts(pd.DataFrame(rows), pd.DataFrame({"error": errors}))) == expected
+
+
+def test_the_search_leaves_out_trees_whose_pool_is_smaller_than_their_budget():
+    search = script("09_rate_optimal_tree/search")
+    trees = search.settings(small=False)
+    assert len(trees) >= 200 and len(set(trees)) == len(trees)
+    assert all(tree.budget <= tree.top_k + tree.depth * tree.top_k**2 for tree in trees)
+    assert search.Eagle2(4, 2, 1) in trees and search.Eagle2(8, 2, 1) not in trees
+
+
 def test_the_table_has_a_row_a_verdict_in_the_order_of_numbers(tmp_path):
     for name, verdict in (("02_second", "holds"), ("01_first", "does not hold"), ("notes", "holds")):
         fields = {"claim": f"a | b {name}", "source": "a paper", "verdict": verdict, "numbers": "1.5 (1.2–1.8)"}

@@ -27,7 +27,7 @@ def test_a_numbered_experiment_runs_on_two_prompts(folder, work):
     before = {path: path.stat().st_mtime_ns for path in folder.iterdir() if path.is_file()}
     here = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     ran = subprocess.run(
-        [folder / "run.sh", "small"], capture_output=True, text=True, timeout=600,
+        [folder / "run.sh", "small"], capture_output=True, text=True, timeout=1800,
         env={**os.environ, "WORK": str(work), "PATH": here},
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr[-3000:]
