@@ -27,6 +27,7 @@ def analysis_of(name: str):
 def bins(rates: dict[int, float], width: float = 0.01, error: float = 0.02, count: int = 500) -> pd.DataFrame:
     rows = [{"bin": place, "hit_rate": rate, "count": count, "error": error} for place, rate in sorted(rates.items())]
     frame = pd.DataFrame(rows)
+    frame = frame.assign(confidence=frame.bin / 20 + 0.02)
     return frame.assign(hit_rate_low=frame.hit_rate - width, hit_rate_high=frame.hit_rate + width)
 
 
@@ -42,8 +43,9 @@ GOOD = {0: 0.02, 10: 0.5, 19: 0.97}
         (bins({**GOOD, 19: 0.8}), "holds partly"),
         (bins({0: 0.02, 10: 0.5}), "holds partly"),  # nothing was above 0.95
         (bins({**GOOD, 11: 0.4}), "does not hold"),
-        (bins({**GOOD, 11: 0.4}, width=0.1), "holds"),  # not significantly below
-        (bins({**GOOD, 11: 0.4}, count=99), "holds"),  # too few nodes to say so
+        (bins({**GOOD, 11: 0.48}, width=0.1), "holds"),  # not significantly below
+        (bins({**GOOD, 12: 0.5}), "holds partly"),  # where confidence is 0.62
+        (bins({**GOOD, 11: 0.48}, count=99), "holds"),  # too few nodes to say so
     ],
 )
 def test_confidence_predicts_if_acceptance_rises_and_its_ends_are_near(found, verdict):
