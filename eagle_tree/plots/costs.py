@@ -16,7 +16,7 @@ def verify_cost(points: pd.DataFrame, title: str = "") -> Figure:
         points: of a cost table (`cost.POINT_COLUMNS`). A column `machine` tells several tables apart; modelled ones, of
             0 repeats, are dashed lines.
     """
-    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+    figure = Figure(figsize=(7.2, 4.6), layout="constrained")
     axis = figure.subplots()
     verify = points[points.stage == "verify"]
     if verify.empty:
@@ -26,7 +26,9 @@ def verify_cost(points: pd.DataFrame, title: str = "") -> Figure:
         base, modelled = part.seconds.iloc[0], not part.repeats.any()
         color, mark = look(index).values()
         label = ", ".join([*map(str, name[:-1]), f"context {name[-1]}"])
-        label += "" if modelled else f" ({part.repeats.min()}–{part.repeats.max()} repeats a point, quartiles)"
+        least, most = part.repeats.min(), part.repeats.max()
+        repeats = f"{least}" if least == most else f"{least}–{most}"
+        label += "" if modelled else f" ({repeats} repeats a point, quartiles)"
         style = {"ls": "--"} if modelled else {"marker": mark, "ms": 4}
         axis.plot(part.n, part.seconds / base, color=color, lw=1.2, label=label, **style)
         axis.fill_between(part.n, part.low / base, part.high / base, color=color, alpha=0.2, lw=0)
@@ -34,7 +36,7 @@ def verify_cost(points: pd.DataFrame, title: str = "") -> Figure:
     axis.set(xlabel="positions verified in one forward, n", ylabel="T(n) / T(1)", ylim=(0, None))
     axis.set_xlim(0, 1.05 * verify.n[verify.repeats > 0].max() if verify.repeats.any() else None)
     axis.grid(alpha=0.25)
-    axis.legend(frameon=False, fontsize=8, loc="upper left")
+    figure.legend(*axis.get_legend_handles_labels(), frameon=False, fontsize=8, loc="outside lower center", ncols=2)
     if title:
         figure.suptitle(title, fontsize=11)
     return figure

@@ -78,7 +78,7 @@ def tau_by_task(table: pd.DataFrame, title: str = "") -> Figure:
             axis.bar(place, part.tau, width, color=color, hatch=hatch, edgecolor="white", lw=0.3, label=name)
             axis.errorbar(place, part.tau, bars(part, "tau"), ls="", color="0.25", lw=0.7)
         axis.set_title(f"T = {temperature:g}", fontsize=10)
-        axis.set(ylabel="τ (tokens per pass)", ylim=(1, None))
+        axis.set(ylabel="τ (1: autoregressive)", ylim=(1, None))
         axis.grid(axis="y", alpha=0.25)
     counts = table.groupby("task").prompts.max()
     axes[-1].set_xticks(range(len(tasks)), [f"{task}\nn = {counts[task]}" for task in tasks], fontsize=8)
