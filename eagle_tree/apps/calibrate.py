@@ -53,9 +53,9 @@ def fit_confidences(config: DictConfig) -> dict[str, Any]:
     about = json.loads((run / "run.json").read_text())
     greedy = about["config"]["temperature"] == 0
     counts = nodes.policy.value_counts()
-    policy = config.policy or (counts.index[0] if len(counts) else None)
+    policy = config.of_policy or (counts.index[0] if len(counts) else None)
     if policy not in counts.index:
-        raise ValueError(f"policy={policy!r} drafted nothing in {run}; its node table has {', '.join(counts.index)}")
+        raise ValueError(f"of_policy={policy!r} drafted nothing in {run}; its node table has {', '.join(counts.index)}")
     nodes = nodes[nodes.policy == policy]
     rule = common.build(OmegaConf.create(about["config"]["accept"]))()
     if type(rule) not in (Match, Sequential):  # these accept a node with the target's probability of it
