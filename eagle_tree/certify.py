@@ -29,9 +29,9 @@ from eagle_tree.accept import (
     WithReplacement,
 )
 from eagle_tree.draw import candidates
-from eagle_tree.noise import GumbelRows, Noise
-from eagle_tree.policy import Eagle2
-from eagle_tree.tree import Draw, Drawn, Frontier, GrowingTree, Tree
+from eagle_tree.noise import GumbelRows, Noise, PassNoise
+from eagle_tree.policy import DepthStop, Eagle2
+from eagle_tree.tree import Draft, Draw, Drawn, Frontier, GrowingTree, Tree
 from eagle_tree.warp import Law, Sampling
 
 TOLERANCE = 1e-10
@@ -421,19 +421,40 @@ def certificates(rule: Rule, kind: str, sampling: Sampling, levels: int, seed: i
     return found
 
 
+def grown(
+    world: World,
+    text: Path,
+    kind: str,
+    next_frontier: Callable[[GrowingTree, Draft | None], Frontier | None],
+    noise: PassNoise,
+) -> tuple[GrowingTree, list[Path]]:
+    """The world's drafts behind a text, by the production draw.
+
+    Args:
+        kind: one of `tree.DRAWS`. next_frontier: what to expand next, as `Policy.frontier` says it; None ends growth.
+
+    Returns:
+        the pool, and the text up to each of its nodes.
+    """
+    draw = Draw(kind, world.temperature)
+    growing, texts, draft = GrowingTree.from_root(torch.tensor([ROOT])), [text], None
+    while (frontier := next_frontier(growing, draft)) is not None:
+        nodes = frontier.node.tolist()
+        log_q = torch.stack([world.q(texts[node]) for node in nodes]).log().float()
+        draft = candidates(log_q, growing, replace(frontier, draw=draw), noise)
+        for node, tokens in zip(nodes, draft.token.tolist(), strict=True):
+            texts += [(*texts[node], token) for token in tokens]
+        growing = growing.append(frontier, draft)
+    return growing, texts
+
+
 def coupled_trees(world: World, levels: int, seeds: int) -> dict[tuple[Path, ...], Tree]:
     """The distinct trees that coupled drafts make of many sequences' noise, pruned by score, by their nodes' texts."""
     width = world.vocab_size
-    policy, draw, trees = Eagle2(width + 1, width, max(1, levels - 1)), Draw("coupled", world.temperature), {}
+    policy, trees = DepthStop(Eagle2(width + 1, width, levels), levels), {}
     for seed in range(seeds):
         noise = GumbelRows(Noise(world.seed, seed), width).for_pass(0)
-        growing, texts, draft = GrowingTree.from_root(torch.tensor([ROOT])), [()], None
-        while len(growing.levels) < levels and (frontier := policy.frontier(growing, draft)) is not None:
-            log_q = torch.stack([world.q(texts[node]) for node in frontier.node.tolist()]).log().float()
-            draft = candidates(log_q, growing, Frontier(frontier.node, width, draw), noise)
-            for node, tokens in zip(frontier.node.tolist(), draft.token.tolist(), strict=True):
-                texts += [(*texts[node], token) for token in tokens]
-            growing = growing.append(frontier, draft)
+        growing, texts = grown(world, (), "coupled", policy.frontier, noise)
         tree, index, _ = growing.select(policy.select(growing))
         trees[tuple(texts[node] for node in index.tolist())] = tree
     return trees

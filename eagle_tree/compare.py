@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pandas as pd
 import torch
@@ -29,6 +30,7 @@ RULES: dict[str, Rule] = {
     "hybrid": Hybrid(),
 }
 """With one child a node, `with replacement` is rejection sampling along a chain."""
+BUNDLED = Path(__file__).parent / "assets" / "smollm2-135m-eagle3" / "rules.csv"
 
 
 @dataclass(frozen=True)
@@ -118,3 +120,36 @@ def compare(
                     mean = float(torch.stack(drawn).mean())
                     rows.append((str(sequence), position.index, temperature, name, k, entropy, mean))
     return pd.DataFrame(rows, columns=["sequence", "position", "temperature", "rule", "k", "entropy", "accepted"])
+
+
+def most_accepting(
+    temperature: float, table: str = "bundled", children: int = 4, among: Sequence[str] = ("match", "coupled")
+) -> Rule:
+    """The rule that was measured to accept most of a node's children, at the nearest temperature that was looked at.
+
+    Args:
+        temperature: of the sampling; at 0 all lossless rules accept the same, and `match` it is.
+        table: columns temperature, rule, k, accepted (experiments/08_acceptance_rules); bundled: of the bundled head.
+        children: of a node, k in the table; the nearest there is. among: rules to choose from. Those that draw from q
+            take trees of fixed shape alone.
+
+    Raises:
+        ValueError: an unknown rule, or one that the table lacks. FileNotFoundError: no table.
+    """
+    if unknown := [name for name in among if name not in RULES]:
+        raise ValueError(f"among={list(among)}: {unknown[0]!r} is not one of {', '.join(RULES)}")
+    if temperature == 0:
+        return RULES["match"]
+    place = BUNDLED if table == "bundled" else Path(table)
+    if not place.is_file():
+        raise FileNotFoundError(f"table={table!r}: no table of rules there (experiments/08_acceptance_rules makes one)")
+    rows = pd.read_csv(place)
+    if "entropy_third" in rows:
+        rows = rows[rows.entropy_third == "all"]
+    for column, wanted in (("temperature", temperature), ("k", children)):
+        distance = (rows[column] - wanted).abs()
+        rows = rows[distance == distance.min()]
+    accepted = rows.groupby("rule").accepted.mean()
+    if lacking := [name for name in among if name not in accepted]:
+        raise ValueError(f"table={table!r} lacks the rule {lacking[0]!r}; it has {', '.join(accepted.index)}")
+    return RULES[max(among, key=accepted.get)]

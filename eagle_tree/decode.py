@@ -27,7 +27,7 @@ from eagle_tree.pairs import check_pair
 from eagle_tree.policy import Policy
 from eagle_tree.record import NODE_COLUMNS, PassRow
 from eagle_tree.target import Target
-from eagle_tree.tree import TOP_K, Draw, GrowingTree, Tree
+from eagle_tree.tree import TOP_K, Draft, Draw, GrowingTree, Tree
 from eagle_tree.warp import Law, Sampling
 
 
@@ -208,10 +208,17 @@ def grow(
     limit = math.inf if drafter is None or drafter.max_depth is None else drafter.max_depth
     while (frontier := policy.frontier(growing, draft)) is not None and len(growing.levels) < limit:
         draft = drafter.expand(growing, replace(frontier, draw=draw), noise)
-        if draw.sampled and draft.log_q is None:
-            raise ValueError(f"{type(drafter).__name__} does not draw its candidates, as draw.kind={draw.kind} asks")
+        check_drawn(drafter, draft, draw)
         growing = growing.append(frontier, draft)
     return growing
+
+
+def check_drawn(drafter: Drafter, draft: Draft, draw: Draw) -> None:
+    """Raise ValueError for candidates that were drawn by chance and should not have been, or the other way round."""
+    if draw.sampled and draft.log_q is None:
+        raise ValueError(f"{type(drafter).__name__} does not draw its candidates, as draw.kind={draw.kind} asks")
+    if draft.log_q is not None and not draw.sampled:
+        raise ValueError(f"{type(drafter).__name__} draws its candidates at random, and draw.kind={draw.kind} does not")
 
 
 def judge(

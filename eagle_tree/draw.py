@@ -32,17 +32,22 @@ from eagle_tree.tree import Draft, Frontier, GrowingTree, stable_topk
 
 
 def candidates(
-    log_q: Tensor, growing: GrowingTree, frontier: Frontier, noise: PassNoise, target_id: Tensor | None = None
+    log_q: Tensor, growing: GrowingTree, frontier: Frontier, noise: PassNoise | None, target_id: Tensor | None = None
 ) -> Draft:
     """The draft of a frontier from the drafter's log-probabilities.
 
     Args:
         log_q: `[F, W] f32`, at temperature 1, normalised.
         growing: the pool; frontier: its nodes `[F]`, and how their candidates are drawn.
-        noise: of the pass; `top_k` does not look at it.
+        noise: of the pass; `top_k` does not look at it, and it may be None.
         target_id: `[W] i64`, target ids of the drafter's vocabulary; None: it proposes target ids as they are.
+
+    Raises:
+        ValueError: a draw that needs noise, and none.
     """
     draw, k = frontier.draw, frontier.n_candidates
+    if draw.kind != "top_k" and noise is None:
+        raise ValueError(f"draw.kind={draw.kind} draws with the noise of a pass, and none is given")
     if draw.kind != "top_k" and draw.temperature not in (1, None):
         log_q = (log_q / draw.temperature).log_softmax(-1)
     level, law = len(growing.levels), None

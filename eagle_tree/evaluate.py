@@ -34,14 +34,13 @@ from torch.nn import functional as F
 from eagle_tree.calibration import BINS as CALIBRATION_BINS
 from eagle_tree.calibration import confidence_bin
 from eagle_tree.cost import CostTable
-from eagle_tree.decode import generate, grow
+from eagle_tree.decode import check_drawn, generate, grow
 from eagle_tree.drafter.base import Drafter
 from eagle_tree.files import write_table
-from eagle_tree.noise import Noise
 from eagle_tree.policy import Autoregressive, Policy
 from eagle_tree.record import PassRow
 from eagle_tree.target import Target
-from eagle_tree.tree import Draft, Frontier, GrowingTree, Tree
+from eagle_tree.tree import TOP_K, Draft, Frontier, GrowingTree, Tree
 from eagle_tree.warp import Law, Sampling
 
 CANDIDATES = 8
@@ -209,7 +208,6 @@ def follow(
     drafter: Drafter | None,
     policy: Policy,
     reading: Reading,
-    noise: Noise,
     max_length: int,
     policy_name: str = "",
     cost: CostTable | None = None,
@@ -221,7 +219,6 @@ def follow(
 
     Args:
         drafter: None only with a policy that never drafts.
-        noise: of the prompt's sequence, for drafters that look at it.
         max_length: the target's context: near its end a smaller tree must do.
         cost: what a pass takes, which stands in `pass_s` then: policies observe that, never a clock.
     """
@@ -233,7 +230,7 @@ def follow(
     done = 1  # answer tokens so far; the last is pending
     while done < m:
         position = n + done - 1  # the root's
-        growing, tree, outcome = known_pass(drafter, policy, known[done - 1 :], noise, max_length - position - 1)
+        growing, tree, outcome = known_pass(drafter, policy, known[done - 1 :], max_length - position - 1)
         accepted, depth, expected, closed = outcome.tolist()  # the pass's one device-to-host transfer
         if not closed:
             raise AssertionError(f"{type(policy).__name__} selected a node without its parent, or one twice")
@@ -263,9 +260,7 @@ def follow(
     return rows
 
 
-def known_pass(
-    drafter: Drafter | None, policy: Policy, tokens: Tensor, noise: Noise, room: int
-) -> tuple[GrowingTree, Tree, Tensor]:
+def known_pass(drafter: Drafter | None, policy: Policy, tokens: Tensor, room: int) -> tuple[GrowingTree, Tree, Tensor]:
     """One pass at a place where the text is known: grow, select, accept.
 
     Args:
@@ -275,7 +270,7 @@ def known_pass(
         the pool, the draft tree, and `[4] f64` on the device: accepted nodes, the tree's depth, expected tokens,
         closure.
     """
-    growing = grow(drafter, policy, tokens[:1], noise)
+    growing = grow(drafter, policy, tokens[:1])
     tree, _, closed = growing.select(policy.select(growing))
     tree = tree.head(room)
     accepted = tree.depth.masked_fill(~spelled(tree, tokens), 0).max()
@@ -294,9 +289,7 @@ def spelled(tree: Tree, tokens: Tensor) -> Tensor:
 
 
 @torch.inference_mode()
-def proposals(
-    drafter: Drafter, reading: Reading, depths: int, noise: Noise, n_candidates: int = CANDIDATES
-) -> tuple[Tensor, Tensor]:
+def proposals(drafter: Drafter, reading: Reading, depths: int, n_candidates: int = CANDIDATES) -> tuple[Tensor, Tensor]:
     """What the drafter proposes for every answer token, from every depth of self-feeding along the true text.
 
     At position p the drafter knows the text up to answer token p. Depth 0 proposes token p + 1 from true features
@@ -318,7 +311,8 @@ def proposals(
         growing = GrowingTree.from_root(answer[position : position + 1])
         for depth in range(min(depths, positions - position)):
             node = answer.new_full((1,), growing.n_nodes)
-            draft = drafter.expand(growing, Frontier(node, n_candidates), noise)
+            draft = drafter.expand(growing, Frontier(node, n_candidates), None)
+            check_drawn(drafter, draft, TOP_K)
             token[position, depth], log_conf[position, depth] = draft.token[0], draft.log_conf[0].float().clamp(max=0)
             growing = growing.append(Frontier(node, 1), only(draft, answer[position + depth + 1]))
     return token, log_conf
@@ -331,7 +325,7 @@ def only(draft: Draft, token: Tensor) -> Draft:
 
 
 def measure(
-    drafter: Drafter, reading: Reading, depths: int, noise: Noise, n_candidates: int = CANDIDATES
+    drafter: Drafter, reading: Reading, depths: int, n_candidates: int = CANDIDATES
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Counts of one text.
 
@@ -344,7 +338,7 @@ def measure(
     Raises:
         ArithmeticError: a confidence is NaN.
     """
-    token, log_conf = proposals(drafter, reading, depths, noise, n_candidates)
+    token, log_conf = proposals(drafter, reading, depths, n_candidates)
     positions, depths, _ = token.shape
     truth = windows(reading.answer[1:], depths, -1)
     hit = token == truth[..., None]

@@ -22,11 +22,11 @@ from torch import Tensor
 
 from eagle_tree.analysis import ratio
 from eagle_tree.decode import grow
-from eagle_tree.noise import Noise
+from eagle_tree.noise import PassNoise
 from eagle_tree.policy import Policy, hindsight
 from eagle_tree.policy.hindsight import target_score
 from eagle_tree.replay import check_replayable
-from eagle_tree.trace import Remembered, Trace, digest
+from eagle_tree.trace import Remembered, Trace, check_judged, digest
 from eagle_tree.tree import Draft, Frontier, GrowingTree
 
 BOUNDS = ("policy", "pool_best", "drafted_best", "best", "whole")
@@ -44,7 +44,7 @@ class Judged(Remembered):
 
     log_prob = torch.zeros(1)
 
-    def expand(self, growing: GrowingTree, frontier: Frontier, noise: Noise) -> Draft:
+    def expand(self, growing: GrowingTree, frontier: Frontier, noise: PassNoise | None) -> Draft:
         if not growing.levels:
             self.row, self.log_prob = self.root(), torch.zeros(1)
         row, count = self.row[frontier.node], frontier.n_candidates
@@ -63,10 +63,11 @@ def regrets(trace: Trace, policy: Policy, name: str) -> pd.DataFrame:
     """One row a sampled position: policy (its name), prompt_id, position, nodes, `BOUNDS` and `PARTS`.
 
     Raises:
-        ValueError: a trace without a sample, a policy that learns (its tree at a position depends on the passes
-            before), requests that the trace does not hold, or trees larger than the trace's best ones.
+        ValueError: a trace of coupled drafts or without a sample, a policy that learns (its tree at a position depends
+            on the passes before), requests that the trace does not hold, or trees larger than the trace's best ones.
     """
     check_replayable(trace, policy)
+    check_judged(trace.draw)
     if learns(policy):
         raise ValueError(f"{name} learns from pass to pass: it has no tree of its own at a sampled position")
     if trace.memo.target_log_prob is None:
@@ -100,7 +101,7 @@ def regret(
     Args:
         pending: `[1]`, the root's token; known: the appraisal of its row; largest: nodes of the best trees.
     """
-    growing = grow(drafter if policy.max_candidates() else None, policy, pending, Noise(0, 0))
+    growing = grow(drafter if policy.max_candidates() else None, policy, pending)
     node = policy.select(growing)
     count = len(node)
     if drafter.uncovered:

@@ -1,8 +1,8 @@
 """Policies run on a trace: no model, no clock, the passes that decoding would make.
 
 The code of a pass is decoding's own: `evaluate.known_pass` grows, selects and accepts with a drafter that answers from
-the trace. Exact for the match rule wherever every request is covered; what is not is counted, never guessed. A pass
-takes the time that a cost table says.
+the trace. Exact for the match rule, and for coupled drafts that were recorded as such, wherever every request is
+covered; what is not is counted, never guessed. A pass takes the time that a cost table says.
 
 A policy of fixed shape looks at no value on the host, so the same code runs at hundreds of positions in one batch
 (`torch.vmap`), at every position of the texts; the passes are the ones that a walk from the first position meets. Any
@@ -20,10 +20,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from eagle_tree.accept import Match
+from eagle_tree.accept import Coupled, Match
 from eagle_tree.cost import CostTable
 from eagle_tree.evaluate import UNKNOWN, follow, known_pass
-from eagle_tree.noise import Noise
 from eagle_tree.policy import Policy
 from eagle_tree.record import PASS_SCHEMA
 from eagle_tree.trace import Remembered, Trace
@@ -49,12 +48,22 @@ class Replayed:
     seconds: float
 
 
-def check_rule(rule: object) -> None:
-    """Raise ValueError for an acceptance rule that a trace cannot answer."""
-    if type(rule) is not Match:
+def check_rule(trace: Trace, rule: object) -> None:
+    """Raise ValueError for an acceptance rule that a trace cannot answer: the drafts of another, or none that it holds.
+
+    At temperature 0 coupled drafts are the most likely tokens.
+    """
+    name = type(rule).__name__
+    if type(rule) not in (Match, Coupled):
         raise ValueError(
-            f"accept: {type(rule).__name__} needs the law q that candidates were drawn from, or draws anew at every "
-            "node; a trace holds neither: replay is exact for the match rule alone"
+            f"accept: {name} needs the law q that candidates were drawn from, or draws anew at every node; a trace "
+            "holds neither: replay is exact for match and coupled alone"
+        )
+    wanted = rule.default_draw.at(trace.settings["temperature"]).kind
+    if wanted != trace.draw.kind:
+        raise ValueError(
+            f"accept: {name} is for drafts of draw.kind={wanted}, and the trace was recorded with "
+            f"draw.kind={trace.draw.kind}: replay it with the rule for these, or record another"
         )
 
 
@@ -95,8 +104,8 @@ def followed(trace: Trace, policy: Policy, cost: CostTable | None, name: str) ->
     """The passes of a policy that decides by what it sees, and what it asked in vain."""
     rows, uncovered = [], 0
     for index, reading in enumerate(trace.readings):
-        drafter, noise = trace.drafter(index), Noise(trace.settings["seed"], reading.text.prompt_id)
-        rows += follow(drafter, policy, reading, noise, trace.settings["max_length"], name, cost)
+        drafter = trace.drafter(index)
+        rows += follow(drafter, policy, reading, trace.settings["max_length"], name, cost)
         uncovered += int(drafter.uncovered)
     return pd.DataFrame([vars(row) for row in rows], columns=PASS_SCHEMA.names), uncovered
 
@@ -129,7 +138,7 @@ def one_pass(trace: Trace, policy: Policy, room: int, root: Tensor, tokens: Tens
     """
     drafter = Remembered(replace(trace.memo, root=root), trace.settings)
     asked = drafter if policy.max_candidates() else None
-    growing, tree, outcome = known_pass(asked, policy, tokens, Noise(0, 0), room)
+    growing, tree, outcome = known_pass(asked, policy, tokens, room)
     return growing, tree, torch.cat([outcome, drafter.uncovered.double()[None]])
 
 

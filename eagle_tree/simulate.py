@@ -16,10 +16,9 @@ from scipy.stats import chi2, ncx2
 from torch import Tensor
 
 from eagle_tree.accept import BlockVerification, ChainRejection, Match, Rule
-from eagle_tree.certify import ROOT, Path, World, continued
-from eagle_tree.draw import candidates
+from eagle_tree.certify import Path, World, continued, grown
 from eagle_tree.noise import GumbelRows, Noise, PassNoise
-from eagle_tree.tree import Draw, Frontier, GrowingTree
+from eagle_tree.tree import Draft, Frontier, GrowingTree
 from eagle_tree.warp import Law, Sampling
 
 FALSE_ALARM = 1e-4
@@ -28,18 +27,16 @@ FALSE_ALARM = 1e-4
 
 def text(rule: Rule, kind: str, world: World, shape: Sequence[int], rows: GumbelRows, length: int) -> Path:
     """The first tokens of a text, pass by pass: every node of level i has `shape[i]` drawn children."""
+
+    def last_level(growing: GrowingTree, draft: Draft | None) -> Frontier | None:
+        level = len(growing.levels)
+        start, end = growing.levels[-1] if level else (0, 1)
+        return Frontier(torch.arange(start, end), shape[level]) if level < len(shape) else None
+
     done: Path = ()
     while len(done) < length:
         position = len(done)
-        growing, texts = GrowingTree.from_root(torch.tensor([ROOT])), [done]
-        for width in shape:
-            start, end = growing.levels[-1] if growing.levels else (0, 1)
-            frontier = Frontier(torch.arange(start, end), width, Draw(kind, world.temperature))
-            log_q = torch.stack([world.q(texts[node]) for node in range(start, end)]).log().float()
-            draft = candidates(log_q, growing, frontier, rows.for_pass(position))
-            for node, tokens in zip(range(start, end), draft.token.tolist(), strict=True):
-                texts += [(*texts[node], token) for token in tokens]
-            growing = growing.append(frontier, draft)
+        growing, texts = grown(world, done, kind, last_level, rows.for_pass(position))
         tree = growing.select(torch.arange(1, growing.n_nodes + 1))[0]
         law = Law(torch.stack([world.logits(path) for path in texts]), world.sampling, tree)
         walk = rule.accept(tree, law, rows, position)

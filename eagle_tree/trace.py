@@ -2,7 +2,8 @@
 
 The text depends on neither drafter, tree nor policy (DESIGN §4), and a drafter's state depends on the text alone. So
 whatever any policy asks of a drafter is named by (position, path): the position of the root in the text, and the
-tokens below it. A trace is a memo of such expansions. A policy's beam decides which it needs, and beams do not nest:
+tokens below it. That holds of coupled drafts, too: the noise that they look at is keyed by position, and the text's
+own. A trace is a memo of such expansions. A policy's beam decides which it needs, and beams do not nest:
 a trace holds the *union* of what some policies request at every position, and is extended by what a new one lacks.
 
 On disk a trace is a folder with one Parquet file a prompt, each whole or absent: a row an expansion, parents first.
@@ -29,14 +30,14 @@ import torch
 from torch import Tensor
 
 from eagle_tree.cache import KVCache
-from eagle_tree.decode import generate, grow
+from eagle_tree.decode import check_drawn, generate, grow
 from eagle_tree.drafter.base import Drafter
 from eagle_tree.evaluate import Reading, Text, text_settings
 from eagle_tree.files import replacing
-from eagle_tree.noise import Noise
+from eagle_tree.noise import GumbelRows, PassNoise
 from eagle_tree.policy import Autoregressive, Policy
 from eagle_tree.target import Target
-from eagle_tree.tree import Draft, Frontier, GrowingTree
+from eagle_tree.tree import TOP_K, Draft, Draw, Frontier, GrowingTree
 from eagle_tree.warp import Sampling
 
 EXPANSION_SCHEMA = pa.schema(
@@ -149,16 +150,43 @@ def part_path(folder: Path, prompt_id: str) -> Path:
 
 
 def trace_settings(
-    target: Target, drafter: Drafter, sampling: Sampling, max_new_tokens: int, seed: int
+    target: Target, drafter: Drafter, sampling: Sampling, max_new_tokens: int, seed: int, draw: Draw = TOP_K
 ) -> dict[str, Any]:
-    """What a trace depends on, beside its prompts and policies."""
+    """What a trace depends on, beside its prompts and policies.
+
+    The most likely candidates depend on nothing else; of coupled ones the draw stands there, too.
+
+    Raises:
+        ValueError: candidates that are drawn by chance: another pass would draw others.
+    """
+    draw = draw.at(sampling.temperature)
+    if draw.sampled:
+        raise ValueError(
+            f"trace: candidates of draw.kind={draw.kind} are drawn anew by every pass; a trace holds what depends on "
+            "position and path alone: draw.kind=top_k or coupled"
+        )
     return {
         **text_settings(target, sampling, max_new_tokens, seed),
         "max_length": target.max_length,
         "drafter": drafter.fingerprint,
         "drafter_vocabulary": drafter.vocab_size,
         "drafter_depth": drafter.max_depth,
+        **({"draw": asdict(draw)} if draw.kind == "coupled" else {}),
     }
+
+
+def draw_of(settings: dict[str, Any]) -> Draw:
+    """How the candidates of a trace with these settings were taken."""
+    return Draw(**settings["draw"]) if "draw" in settings else TOP_K
+
+
+def check_judged(draw: Draw) -> None:
+    """Raise ValueError for candidates of which the target's probabilities do not say how often they are accepted."""
+    if draw.kind == "coupled":
+        raise ValueError(
+            "trace: coupled candidates are accepted or not by the noise that they were chosen with, not with the "
+            "target's probabilities: trace.target_prob and regret are for draw.kind=top_k"
+        )
 
 
 def check_same(settings: dict[str, Any], expected: dict[str, Any], where: str, other: str) -> None:
@@ -251,7 +279,7 @@ class Recorder(Drafter):
         self.position += len(tokens)
         self.drafter.advance(tokens, features)
 
-    def expand(self, growing: GrowingTree, frontier: Frontier, noise: Noise) -> Draft:
+    def expand(self, growing: GrowingTree, frontier: Frontier, noise: PassNoise | None) -> Draft:
         if not growing.levels:
             self.row_of, self.waiting = {}, []
         self.waiting.append((growing, frontier))
@@ -266,6 +294,7 @@ class Recorder(Drafter):
         if any(lacking):
             for tree, asked in self.waiting:
                 draft = self.drafter.expand(tree, asked, noise)
+            check_drawn(self.drafter, draft, frontier.draw)
             self.waiting = []
             self._keep(nodes, lacking, draft)
         rows = [self.row[node] for node in nodes]
@@ -277,8 +306,6 @@ class Recorder(Drafter):
 
     def _keep(self, nodes: list[tuple[int, int, int]], lacking: list[bool], draft: Draft) -> None:
         """Take in what was lacking. Candidates that were known stay as they are, and new ones come behind them."""
-        if draft.log_q is not None:
-            raise ValueError("trace: the drafter draws its candidates at random; only deterministic ones are recorded")
         token, log_conf = draft.token.cpu().numpy().astype(np.int32), draft.log_conf.float().cpu().numpy()
         if np.isnan(log_conf).any():
             raise ArithmeticError(f"the drafter's confidences are NaN at answer position {self.position}")
@@ -326,13 +353,16 @@ def lacking(part: Part, policies: dict[str, Policy]) -> dict[str, tuple[str, Pol
 
 
 @torch.inference_mode()
-def recorded(part: Part, drafter: Drafter, policies: dict[str, Policy], reading: Reading, noise: Noise) -> Part:
+def recorded(
+    part: Part, drafter: Drafter, policies: dict[str, Policy], reading: Reading, noise: GumbelRows | None = None
+) -> Part:
     """The part with all that policies, by name, request at every position of its text.
 
     Args:
         reading: of the part's text, with the features that the drafter reads.
+        noise: that the text was drawn with; coupled candidates alone look at it.
     """
-    missing = lacking(part, policies)
+    missing, draw = lacking(part, policies), draw_of(part.settings)
     recorder = Recorder(drafter, part.expansions)
     answer, n = reading.answer, len(reading.prompt)
     recorder.start(reading.prompt, reading.rows(0, n), answer[:1])
@@ -340,8 +370,11 @@ def recorded(part: Part, drafter: Drafter, policies: dict[str, Policy], reading:
         pending = answer[position : position + 1]
         if position:
             recorder.advance(pending, reading.rows(n + position - 1, n + position))
+        chance = None if noise is None else noise.for_pass(n + position + 1)
         for _, policy in missing.values():
-            grow(recorder, policy, pending, noise)
+            grow(recorder, policy, pending, chance, draw)
+        if noise is not None:
+            noise.forget_before(n + position + 2)
     requests = {**part.requests, **{key: name for key, (name, _) in missing.items()}}
     table = recorder.table()
     appraisal = part.appraisal if table.equals(part.expansions) else None
@@ -447,7 +480,7 @@ class Remembered(Drafter):
         """`[1]`, the memo's row of the root."""
         return self.memo.root[self.position : self.position + 1]
 
-    def expand(self, growing: GrowingTree, frontier: Frontier, noise: Noise) -> Draft:
+    def expand(self, growing: GrowingTree, frontier: Frontier, noise: PassNoise | None) -> Draft:
         memo, count = self.memo, frontier.n_candidates
         if not growing.levels:
             self.row = self.root()
@@ -527,6 +560,11 @@ class Trace:
         """`[P, width]`, the known text from every position on, -1 behind its end."""
         known = (torch.nn.functional.pad(reading.known, (0, width), value=-1) for reading in self.readings)
         return torch.cat([text.unfold(0, width, 1)[:count] for text, count in zip(known, self.positions)])
+
+    @property
+    def draw(self) -> Draw:
+        """How the candidates were taken."""
+        return draw_of(self.settings)
 
     @property
     def greedy(self) -> bool:

@@ -17,6 +17,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from eagle_tree.checks import is_number
+
 
 @dataclass(frozen=True)
 class Tree:
@@ -203,8 +205,7 @@ class Draw:
             raise ValueError(f"draw: kind={self.kind!r} is not one of {', '.join(DRAWS)}")
         for name in ("temperature", "error_scale"):
             value = getattr(self, name)
-            is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
-            if not is_number and not (name == "temperature" and value is None):
+            if not (is_number(value) and value > 0) and not (name == "temperature" and value is None):
                 raise ValueError(f"draw: {name}={value!r} must be a number above 0")
 
     @property

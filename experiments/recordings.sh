@@ -13,9 +13,9 @@
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
 work="$(realpath -m "${WORK:-$here/work}")"
-tokens=128; prompts=null; sample=15; measured=()
+tokens=128; prompts=null; measured=(); appraised=(trace.target_prob=true trace.positions=15)
 if [ "${1:-}" = small ]; then
-  work+=/small; tokens=16; prompts=2; sample=2
+  work+=/small; tokens=16; prompts=2; appraised=()
   measured=(repeats=1 'positions=[1,8,60]' 'widths=[1,10]' 'contexts=[64]')
 fi
 mkdir -p "$work"
@@ -68,8 +68,8 @@ steps() {
       policy=chain policy.depth=8 "texts=$work/accuracy_$temperature/texts.parquet" "${data[@]}"
     on judge "$temperature"
     step "judge/trace_$temperature.done" trace "folder=$work/judge/trace_$temperature" \
-      "compare=[$sizes$(others "$temperature")]" policy=eagle2_published trace.target_prob=true \
-      "trace.positions=$sample" "${data[@]}"
+      "compare=[$sizes$(others "$temperature")]" policy=eagle2_published "${appraised[@]}" \
+      "${data[@]}"
   done
 }
 steps | python "$here/verbs.py"

@@ -15,9 +15,11 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from eagle_tree.apps import cli
+from eagle_tree.apps import cli, common
+from eagle_tree.cache import KVLayer
 from eagle_tree.drafter.eagle import EagleConfig, EagleDrafter, EagleHead, published_taps
 from eagle_tree.target import Target
+from eagle_tree.tree import Tree
 
 VOCAB = 61
 SHAPE = dict(
@@ -87,5 +89,53 @@ def eagle_tree(monkeypatch, capfd):
         except SystemExit as leave:  # hydra leaves by itself when the configuration is wrong
             status = leave.code
         return status, *capfd.readouterr()
+
+    return call
+
+
+def without_its_parent(within, *arguments, real):
+    """The first draft node of every tree does not see the root."""
+    if within.shape[-1] > 1:
+        within = within.clone()
+        within[:, 1, 0] = False
+    return real(within, *arguments)
+
+
+@pytest.fixture(params=["mask", "position", "compaction"])
+def fault(request, monkeypatch):
+    """An engine that is wrong by one: a row of the tree mask, a position, a compaction."""
+    if request.param == "mask":
+        real = Target.attention_masks
+        monkeypatch.setattr(
+            Target,
+            "attention_masks",
+            lambda self, within, *rest: without_its_parent(within, *rest, real=real.__get__(self)),
+        )
+    elif request.param == "position":
+        monkeypatch.setattr(Tree, "position_offset", property(lambda tree: tree.depth + (tree.depth > 0).long()))
+    else:
+        real = KVLayer.keep
+        monkeypatch.setattr(KVLayer, "keep", lambda self, row, path, start: real(self, row, path, start - 1))
+    return request.param
+
+
+@pytest.fixture()
+def verbs(target, tmp_path, monkeypatch, eagle_tree):
+    """Calls a verb on the tiny target and a head that follows it, in an empty folder; returns what `eagle_tree` does.
+
+    Prompts are numbers; verbs that read prompts get two of them, and 12 tokens to emit, unless told otherwise.
+    """
+    from test_evaluate import guided
+
+    (tmp_path / "prompts.txt").write_text("7 3 50 11 3\n\n4 5 6 7\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(common, "build_target", lambda config: target)
+    monkeypatch.setattr(common, "build_drafter", lambda config, target: guided(target))
+    numbers = lambda messages: [int(word) for word in messages[-1]["content"].split()]  # noqa: E731
+    monkeypatch.setattr(target, "encode_chat", numbers, raising=False)
+    prompts = ["data=text", "data.path=prompts.txt", "max_new_tokens=12"]
+
+    def call(verb: str, *arguments: str) -> tuple[int | None, str, str]:
+        return eagle_tree(verb, *(prompts if verb in ("trace", "evaluate", "bench", "audit") else []), *arguments)
 
     return call

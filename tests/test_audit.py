@@ -16,7 +16,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from eagle_tree.audit import Yardstick, first_difference, their_text
-from eagle_tree.cache import KVLayer
 from eagle_tree.decode import generate
 from eagle_tree.noise import Noise
 from eagle_tree.policy import Autoregressive, Eagle2
@@ -122,31 +121,6 @@ def divergences(dtype: torch.dtype, temperature: float) -> list:
     return [one for one in found if one]
 
 
-def without_its_parent(within, *arguments, real):
-    """The first draft node of every tree does not see the root."""
-    if within.shape[-1] > 1:
-        within = within.clone()
-        within[:, 1, 0] = False
-    return real(within, *arguments)
-
-
-@pytest.fixture(params=["mask", "position", "compaction"])
-def fault(request, monkeypatch):
-    if request.param == "mask":
-        real = Target.attention_masks
-        monkeypatch.setattr(
-            Target,
-            "attention_masks",
-            lambda self, within, *rest: without_its_parent(within, *rest, real=real.__get__(self)),
-        )
-    elif request.param == "position":
-        monkeypatch.setattr(Tree, "position_offset", property(lambda tree: tree.depth + (tree.depth > 0).long()))
-    else:
-        real = KVLayer.keep
-        monkeypatch.setattr(KVLayer, "keep", lambda self, row, path, start: real(self, row, path, start - 1))
-    return request.param
-
-
 @DTYPES
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_sound_run_has_no_real_divergence(dtype, temperature):
@@ -207,7 +181,7 @@ def test_the_verb_fails_where_the_engine_is_wrong(eagle_tree, folder):
         (["accept=typical"], "accept=Typical is lossy"),
         (["accept=hybrid", "policy=specinfer", "temperature=1"], "accept=Hybrid draws another text of the same law"),
         (["temperature=-1"], "temperature=-1"),
-        (["run=sound"], "already holds an audit"),
+        (["run=sound"], "already holds audit.json, of an earlier run; name another folder"),
     ],
 )
 def test_what_cannot_be_audited_is_named(eagle_tree, folder, overrides, complaint):

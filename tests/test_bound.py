@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from test_cost import points, table
 from test_policy_rate import costs
 from test_replay import traced
-from test_trace import NOISE, SETTINGS, Walking, part_of, reading_of
+from test_trace import SETTINGS, Walking, part_of, reading_of
 from tree_models import COARSE, FINE, PathModel, closed_subtrees, every_policy, models
 
 from eagle_tree.bound import fastest, shortest, spelled_ahead
@@ -30,7 +30,7 @@ def trees(trace: Trace, model: PathModel, position: int, text: list[int], cost) 
     """Tokens emitted and seconds of every closed tree of the pool at a position, drafted with as little as it needs."""
     drafter = Walking(model)
     drafter.position = position
-    pool = grow(drafter, PAIR, torch.tensor(text[position : position + 1]), NOISE)
+    pool = grow(drafter, PAIR, torch.tensor(text[position : position + 1]))
     token, parent, depth = pool.token.tolist(), pool.parent.tolist(), pool.depth.tolist()
     found = []
     for kept in closed_subtrees(parent):
@@ -89,11 +89,11 @@ def test_how_far_the_candidates_spell_the_text():
     model, chain = PathModel(3, FINE), Chain(3)
     drafter = Walking(model)
     drafter.start(None, None, None)
-    spelled = grow(drafter, chain, torch.tensor([0]), NOISE).token.tolist()
+    spelled = grow(drafter, chain, torch.tensor([0])).token.tolist()
     for wrong, ahead in ((None, 3), (3, 2), (2, 1), (1, 0)):
         text = [(token + 1) % 6 if place == wrong else token for place, token in enumerate(spelled)]
         part = replace(part_of(text[:2]), ahead_ids=text[2:])
-        trace = Trace(SETTINGS, (recorded(part, Walking(model), {"c": chain}, reading_of(text[:2]), NOISE),))
+        trace = Trace(SETTINGS, (recorded(part, Walking(model), {"c": chain}, reading_of(text[:2])),))
         assert spelled_ahead(trace).tolist() == [ahead]
 
 

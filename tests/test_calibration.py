@@ -17,6 +17,7 @@ from eagle_tree.calibration import (
     SLOPE,
     Isotonic,
     Temperatures,
+    by_outcome,
     expected_calibration_error,
     fit_isotonic,
     fit_temperatures,
@@ -106,6 +107,12 @@ def test_only_nodes_whose_parent_was_accepted_are_judged():
     assert judged.label.isin([0.0, 1.0]).all()
     with pytest.raises(ValueError, match="record_nodes=true"):
         judged_nodes(nodes.assign(parent_accepted=False))
+
+
+def test_outcomes_stand_for_probabilities_where_these_are_not_the_events():
+    """A certain node that was rejected, an unlikely one that was accepted, one that the target was not asked about."""
+    nodes = pd.DataFrame({"accepted": [False, True, False], "target_log_prob": [0.0, -3.0, np.nan]})
+    assert by_outcome(nodes).target_log_prob.fillna(9).tolist() == [-np.inf, 0.0, 9]
 
 
 def test_path_sums_by_hand():

@@ -27,7 +27,6 @@ from eagle_tree.checkpoint import (
 )
 from eagle_tree.drafter.eagle import EagleConfig, EagleDrafter, EagleHead, published_taps
 from eagle_tree.drafter.medusa import MedusaConfig, MedusaDrafter, MedusaHeads
-from eagle_tree.noise import Noise
 from eagle_tree.tree import Frontier, GrowingTree
 
 TEXT = torch.tensor([7, 3, 50, 11, 3, 29, 60, 1])
@@ -55,7 +54,7 @@ def first_draft(drafter, target):
     """Candidates at the root of a prompt: enough of the head to tell two heads apart."""
     features = target.prefill(TEXT, target.new_cache(), drafter.taps).features
     drafter.start(TEXT, features, torch.tensor([9]))
-    return drafter.expand(GrowingTree.from_root(torch.tensor([9])), Frontier(torch.tensor([0]), 5), Noise(0, 0))
+    return drafter.expand(GrowingTree.from_root(torch.tensor([9])), Frontier(torch.tensor([0]), 5), None)
 
 
 VARIANTS = {

@@ -7,8 +7,8 @@ import torch
 from conftest import VOCAB, build_drafter
 from test_decode import PROMPT
 
-from eagle_tree.accept import Hybrid
-from eagle_tree.compare import RULES, Position, accepted, compare, positions
+from eagle_tree.accept import Coupled, Hybrid, Match
+from eagle_tree.compare import RULES, Position, accepted, compare, most_accepting, positions
 from eagle_tree.decode import generate
 from eagle_tree.noise import GumbelRows, Noise
 from eagle_tree.policy import Autoregressive
@@ -80,3 +80,30 @@ def test_every_position_of_an_answer_is_compared(target):
 def test_temperature_0_is_refused(target):
     with pytest.raises(ValueError, match="must be above 0: at 0 all rules accept the same"):
         compare(iter([]), (0.0,), (1,), "a")
+
+
+@pytest.fixture()
+def measured(tmp_path) -> str:
+    """Coupled drafts accept more than the most likely tokens at T = 1, less at T = 0.5; only with 4 children."""
+    rows = ["temperature,entropy_third,rule,k,accepted"]
+    rows += ["0.5,all,match,4,0.6", "0.5,all,coupled,4,0.5", "1.0,all,match,4,0.4", "1.0,all,coupled,4,0.5"]
+    rows += ["1.0,3,coupled,4,0.1", "1.0,all,match,1,0.3", "1.0,all,coupled,1,0.2"]
+    (tmp_path / "rules.csv").write_text("\n".join(rows))
+    return str(tmp_path / "rules.csv")
+
+
+@pytest.mark.parametrize(
+    ("temperature", "children", "rule"),
+    [(0.0, 4, Match), (0.3, 4, Match), (0.7, 4, Match), (0.8, 4, Coupled), (2.0, 8, Coupled), (1.0, 1, Match)],
+)
+def test_the_rule_is_chosen_by_temperature_and_children(measured, temperature, children, rule):
+    assert type(most_accepting(temperature, measured, children)) is rule
+
+
+def test_a_rule_that_cannot_be_chosen_is_named(measured, tmp_path):
+    with pytest.raises(ValueError, match="'best' is not one of match, coupled"):
+        most_accepting(1.0, measured, among=["best"])
+    with pytest.raises(ValueError, match="lacks the rule 'hybrid'; it has coupled, match"):
+        most_accepting(1.0, measured, among=["match", "hybrid"])
+    with pytest.raises(FileNotFoundError, match="no table of rules there"):
+        most_accepting(1.0, str(tmp_path / "none.csv"))

@@ -20,7 +20,7 @@ from transformers import RepetitionPenaltyLogitsProcessor
 from eagle_tree.cache import KVCache
 from eagle_tree.decode import BrokenLogits, generate, grow, truncate
 from eagle_tree.drafter.base import Drafter
-from eagle_tree.noise import Noise
+from eagle_tree.noise import PassNoise
 from eagle_tree.policy import Autoregressive, Chain, Eagle2, Policy
 from eagle_tree.record import NODE_COLUMNS
 from eagle_tree.target import Target
@@ -71,7 +71,7 @@ class Oracle(Drafter):
         logits = self.target.model.forward(input_ids=torch.tensor(texts), use_cache=False).logits[:, -1]
         return logits.float().log_softmax(-1)
 
-    def expand(self, growing: GrowingTree, frontier: Frontier, noise) -> Draft:
+    def expand(self, growing: GrowingTree, frontier: Frontier, noise: PassNoise | None) -> Draft:
         log_q = self.log_q(growing, frontier)
         log_conf, token = stable_topk(log_q, frontier.n_candidates)
         return Draft(token, log_conf, -(log_q.exp() * log_q).sum(-1))
@@ -92,7 +92,7 @@ class Guided(Drafter):
         self.head.advance(tokens, features)
         self.oracle.advance(tokens, None)
 
-    def expand(self, growing: GrowingTree, frontier: Frontier, noise) -> Draft:
+    def expand(self, growing: GrowingTree, frontier: Frontier, noise: PassNoise | None) -> Draft:
         own = self.head.expand(growing, frontier, noise)
         return replace(own, token=self.oracle.expand(growing, frontier, noise).token)
 
@@ -401,7 +401,7 @@ def test_every_pass_drafts_as_if_the_sequence_began_there(target, oracle, kind, 
         n = one.row.context_length
         anew = Guided(build_drafter(target, kind), Oracle(target))
         anew.start(text[:n], target.prefill(text[:n], target.new_cache(), anew.taps).features, text[n : n + 1])
-        growing = grow(anew, policy, text[n : n + 1], Noise(0, 0))
+        growing = grow(anew, policy, text[n : n + 1])
         tree = growing.select(policy.select(growing))[0].head(one.row.n_nodes)
         assert one.nodes["token"].tolist() == tree.token[1:].tolist()
         np.testing.assert_allclose(one.nodes["log_conf"], tree.log_conf[1:].numpy(), atol=1e-6)

@@ -15,7 +15,7 @@ from eagle_tree.accept import Coupled
 from eagle_tree.draw import candidates
 from eagle_tree.noise import GumbelRows, Noise, PassNoise
 from eagle_tree.policy import Eagle2
-from eagle_tree.tree import Draft, Draw, Frontier, GrowingTree
+from eagle_tree.tree import DRAWS, Draft, Draw, Frontier, GrowingTree
 from eagle_tree.warp import Law, Sampling
 
 Q = torch.tensor([[0.2, 0.2, 0.6]])
@@ -69,6 +69,12 @@ def test_a_token_without_probability_is_never_drawn():
     q = torch.tensor([[0.0, 0.5, 0.0, 0.5, 0.0]])
     ends = (2.0**-33, 0.5, 1 - 2.0**-33)
     assert draft(Draw("with_replacement"), 3, Fixed(uniform=ends), q).token.tolist() == [[1, 3, 3]]
+
+
+@pytest.mark.parametrize("kind", DRAWS[1:])
+def test_a_draw_without_the_noise_that_it_needs_is_named(kind: str):
+    with pytest.raises(ValueError, match=f"draw.kind={kind} draws with the noise of a pass, and none is given"):
+        draft(Draw(kind), 1, None)
 
 
 def test_draws_without_replacement_are_the_largest_of_log_q_plus_noise():
@@ -240,6 +246,8 @@ def test_a_pruned_coupled_tree_emits_the_targets_own_draws():
         (dict(temperature=math.nan), "temperature=nan must be a number above 0"),
         (dict(error_scale=0.0), "error_scale=0.0 must be a number above 0"),
         (dict(error_scale=None), "error_scale=None must be a number above 0"),
+        (dict(error_scale=True), "error_scale=True must be a number above 0"),
+        (dict(error_scale=math.inf), "error_scale=inf must be a number above 0"),
         (dict(error_scale="1"), "error_scale='1' must be a number above 0"),
     ],
 )

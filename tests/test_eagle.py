@@ -14,12 +14,10 @@ from torch.nn import functional as F
 from transformers.models.llama import modeling_llama
 
 from eagle_tree.drafter.eagle import EagleConfig, EagleDrafter, EagleHead, check_fits, published_taps
-from eagle_tree.noise import Noise
 from eagle_tree.policy import Chain, Eagle2
 from eagle_tree.tree import Draft, Frontier, GrowingTree
 
 TOLERANCE = 1e-10
-NOISE = Noise(0, 0)
 TEXT = [7, 3, 50, 11, 3, 29, 60, 1, 42, 18, 5, 33, 2, 9]
 EVERY_THIRD = torch.arange(0, VOCAB, 3)  # a draft vocabulary of 21 of the target's 61 tokens
 HEADS = ["eagle", "eagle3", "eagle3-draft-vocabulary"]
@@ -78,7 +76,7 @@ def grow(drafter: EagleDrafter, policy, length: int) -> GrowingTree:
     """The candidate pool of a policy at a prefix of `length` rows, as `decode.grow` builds it."""
     growing, draft = GrowingTree.from_root(torch.tensor(TEXT[length : length + 1])), None
     while (frontier := policy.frontier(growing, draft)) is not None:
-        draft = drafter.expand(growing, frontier, NOISE)
+        draft = drafter.expand(growing, frontier, None)
         growing = growing.append(frontier, draft)
     return growing
 
@@ -195,11 +193,11 @@ def along(drafter: EagleDrafter, tokens: list[int], length: int) -> Tensor:
     """Raw logits of the last token of a chain that is grown from the prefix alone, token by token."""
     chain = GrowingTree.from_root(torch.tensor(TEXT[length : length + 1]))
     collected = collect_logits(drafter)
-    drafter.expand(chain, Frontier(torch.tensor([0]), 1), NOISE)
+    drafter.expand(chain, Frontier(torch.tensor([0]), 1), None)
     for node, token in enumerate(tokens):
         given_token = Draft(torch.tensor([[token]]), torch.tensor([[-1.0]]), torch.zeros(1))
         chain = chain.append(Frontier(torch.tensor([node]), 1), given_token)
-        drafter.expand(chain, Frontier(torch.tensor([node + 1]), 1), NOISE)
+        drafter.expand(chain, Frontier(torch.tensor([node + 1]), 1), None)
     return collected[-1][-1]
 
 
@@ -215,7 +213,7 @@ def test_expanding_a_frontier_equals_expanding_each_path_alone(setups, kind, pol
     growing, draft, expanded = GrowingTree.from_root(torch.tensor(TEXT[length : length + 1])), None, []
     while (frontier := policy.frontier(growing, draft)) is not None:
         expanded.append(frontier.node.tolist())
-        draft = whole.expand(growing, frontier, NOISE)
+        draft = whole.expand(growing, frontier, None)
         growing = growing.append(frontier, draft)
     for nodes, logits in zip(expanded[1:], collected[1:]):
         for path, row in zip(paths_of(growing, nodes), logits, strict=True):
@@ -298,7 +296,7 @@ def test_a_draft_is_the_top_of_the_heads_law(setups, kind):
     start(drafter, features, 9)
     logits = collect_logits(drafter)
     root = GrowingTree.from_root(torch.tensor(TEXT[9:10]))
-    draft = drafter.expand(root, Frontier(torch.tensor([0]), 5), NOISE)
+    draft = drafter.expand(root, Frontier(torch.tensor([0]), 5), None)
     log_q = logits[0][0].log_softmax(-1)
     order = log_q.argsort(descending=True)[:5]
     ids = EVERY_THIRD if "vocabulary" in kind else torch.arange(VOCAB)

@@ -15,7 +15,6 @@ from test_decode import Guided, Oracle
 from torch import Tensor
 
 from eagle_tree import analysis, plots
-from eagle_tree.apps import common
 from eagle_tree.decode import generate
 from eagle_tree.drafter.base import Drafter
 from eagle_tree.evaluate import (
@@ -33,7 +32,7 @@ from eagle_tree.evaluate import (
     spelled,
     text_settings,
 )
-from eagle_tree.noise import Noise
+from eagle_tree.noise import PassNoise
 from eagle_tree.policy import Accuracy, Autoregressive, Chain, Eagle2, Policy, Static
 from eagle_tree.tree import Draft, Frontier, GrowingTree, Tree
 from eagle_tree.warp import Sampling
@@ -52,7 +51,7 @@ GREEDY, SAMPLED = Sampling(), Sampling(1.0)
 class Unsteady(Oracle):
     """The oracle, whose best candidate goes missing after every third token: passes of every length."""
 
-    def expand(self, growing: GrowingTree, frontier: Frontier, noise: Noise) -> Draft:
+    def expand(self, growing: GrowingTree, frontier: Frontier, noise: PassNoise | None) -> Draft:
         draft = super().expand(growing, Frontier(frontier.node, frontier.n_candidates + 1), noise)
         missing = (growing.token[frontier.node] % 3 == 0)[:, None]
         return replace(draft, token=torch.where(missing, draft.token[:, 1:], draft.token[:, :-1]))
@@ -89,7 +88,7 @@ class Counting(Drafter):
     def advance(self, tokens: Tensor, features: Tensor | None) -> None:
         self.told.append((tokens.tolist(), rows(features)))
 
-    def expand(self, growing: GrowingTree, frontier: Frontier, noise: Noise) -> Draft:
+    def expand(self, growing: GrowingTree, frontier: Frontier, noise: PassNoise | None) -> Draft:
         assert self.max_depth is None or len(growing.levels) < self.max_depth
         step = torch.arange(1, frontier.n_candidates + 1)
         token = growing.token[frontier.node][:, None] + step
@@ -111,7 +110,7 @@ def test_the_passes_along_a_text_are_those_of_decoding(target, policy: Policy, s
     drafter = guided(target)
     run = generate(target, drafter, policy, PROMPT, 24, sampling=sampling, seed=2, sequence="a", policy_name="p")
     reading = read(target, drafter.taps, Text("a", "", PROMPT, run.tokens), sampling)
-    followed = follow(drafter, policy, reading, Noise(2, "a"), target.max_length, "p")
+    followed = follow(drafter, policy, reading, target.max_length, "p")
     assert len(followed) == len(run.passes)
     left = 23
     for ours, theirs in zip(followed, (one.row for one in run.passes), strict=True):
@@ -144,7 +143,7 @@ def test_the_passes_end_with_the_sequence(target):
     assert run.tokens[-1] == token and len(run.tokens) < 40
     assert run.passes[-1].row.accepted + 1 > run.passes[-1].row.emitted
     reading = read(ending, (), Text("a", "", PROMPT, run.tokens), GREEDY)
-    followed = follow(Oracle(ending), Chain(6), reading, Noise(0, 0), ending.max_length)
+    followed = follow(Oracle(ending), Chain(6), reading, ending.max_length)
     assert [row.emitted for row in followed] == [one.row.emitted for one in run.passes]
 
 
@@ -152,7 +151,7 @@ def test_trees_shrink_at_the_end_of_the_context():
     target = build_target(max_position_embeddings=24)
     run = generate(target, Oracle(target), Eagle2(8, 3, 2), PROMPT, 13)
     reading = read(target, (), Text("a", "", PROMPT, run.tokens), GREEDY)
-    followed = follow(Oracle(target), Eagle2(8, 3, 2), reading, Noise(0, 0), target.max_length)
+    followed = follow(Oracle(target), Eagle2(8, 3, 2), reading, target.max_length)
     assert [row.n_nodes for row in followed] == [one.row.n_nodes for one in run.passes]
     assert followed[-1].n_nodes < 8
 
@@ -161,14 +160,14 @@ def test_following_runs_no_target_forward(target, monkeypatch):
     drafter = build_drafter(target)
     reading = read(target, drafter.taps, decoded(target), GREEDY)
     monkeypatch.setattr(target.model, "forward", None)
-    assert sum(row.emitted for row in follow(drafter, Chain(2), reading, Noise(0, 0), 256)) == 23
+    assert sum(row.emitted for row in follow(drafter, Chain(2), reading, 256)) == 23
 
 
 def test_a_chain_is_followed_by_hand():
     """Steps +1 +1 +3 +1 +1 +1: the chain 11 12 13 is right twice, then 16; from 16 on it is right to the end."""
     drafter = Counting()
     features = torch.arange(8.0)[:, None]  # row j is taken at position j
-    followed = follow(drafter, Chain(3), in_plain_words([10, 11, 12, 15, 16, 17, 18], features), Noise(0, 0), 99)
+    followed = follow(drafter, Chain(3), in_plain_words([10, 11, 12, 15, 16, 17, 18], features), 99)
     assert [(row.accepted, row.emitted) for row in followed] == [(2, 3), (3, 3)]
     assert drafter.told == [([1, 2], [0.0, 1.0]), ([10], []), ([11, 12, 15], [2.0, 3.0, 4.0])]
 
@@ -193,9 +192,9 @@ def test_a_policy_observes_its_passes_and_open_trees_are_refused():
             return torch.tensor([2])
 
     reading = in_plain_words([10, 11, 13, 14])
-    assert follow(Counting(), Watching(2), reading, Noise(0, 0), 99) == seen != []
+    assert follow(Counting(), Watching(2), reading, 99) == seen != []
     with pytest.raises(AssertionError, match="Orphans selected a node without its parent"):
-        follow(Counting(), Orphans(2), reading, Noise(0, 0), 99)
+        follow(Counting(), Orphans(2), reading, 99)
 
 
 # --- hit rates by depth ---
@@ -211,7 +210,7 @@ def test_hits_by_hand():
 
     Depth d judges the tokens from the (d + 1)-th step on, each after d true tokens fed back.
     """
-    hits, _ = measure(Counting(), in_plain_words([10, 11, 13, 14, 20, 29]), 7, Noise(0, 0))
+    hits, _ = measure(Counting(), in_plain_words([10, 11, 13, 14, 20, 29]), 7)
     assert by_depth(hits, "hits") == [
         [2, 1, 0, 0, 0, 1, 0, 0],
         [1, 1, 0, 0, 0, 1, 0, 0],
@@ -232,16 +231,16 @@ def test_hits_by_hand():
 def test_what_a_drafter_is_told_while_it_is_measured():
     """One token and the feature of the position before it at a time; nothing of what was fed back stays."""
     drafter = Counting()
-    proposals(drafter, in_plain_words([10, 11, 13, 14], torch.arange(5.0)[:, None]), 3, Noise(0, 0))
+    proposals(drafter, in_plain_words([10, 11, 13, 14], torch.arange(5.0)[:, None]), 3)
     assert drafter.told == [([1, 2], [0.0, 1.0]), ([10], []), ([11], [2.0]), ([13], [3.0])]
 
 
 def test_a_drafter_of_limited_depth_is_measured_and_followed_to_it():
-    hits, bins = measure(Counting(max_depth=2), in_plain_words([10, 11, 13, 14, 20]), 7, Noise(0, 0))
+    hits, bins = measure(Counting(max_depth=2), in_plain_words([10, 11, 13, 14, 20]), 7)
     assert sorted(set(hits.depth)) == sorted(set(bins.depth)) == [0, 1]
-    followed = follow(Counting(max_depth=2), Chain(5), in_plain_words([10, 11, 12, 13, 14, 15, 16]), Noise(0, 0), 99)
+    followed = follow(Counting(max_depth=2), Chain(5), in_plain_words([10, 11, 12, 13, 14, 15, 16]), 99)
     assert [(row.draft_steps, row.emitted) for row in followed] == [(2, 3), (2, 3)]
-    token, _ = proposals(Counting(), in_plain_words([10, 11, 13, 14]), 2, Noise(0, 0), 3)
+    token, _ = proposals(Counting(), in_plain_words([10, 11, 13, 14]), 2, 3)
     assert token.tolist() == [
         [[11, 12, 13], [12, 13, 14]],
         [[12, 13, 14], [14, 15, 16]],
@@ -254,7 +253,7 @@ def test_every_depth_is_what_a_fresh_drafter_says_after_the_true_tokens(target, 
     """Depth 2 at position 4: start at the first five answer tokens, then two true tokens as a hand-made chain."""
     drafter, text = build_drafter(target, kind), decoded(target)
     reading = read(target, drafter.taps, text, GREEDY)
-    token, log_conf = proposals(drafter, reading, 4, Noise(0, 0))
+    token, log_conf = proposals(drafter, reading, 4)
     assert token.shape == (23, 4, 8)
     for position in (0, 4, 17):
         known = [*text.prompt_ids, *text.answer_ids[: position + 1]]
@@ -264,7 +263,7 @@ def test_every_depth_is_what_a_fresh_drafter_says_after_the_true_tokens(target, 
         growing = GrowingTree.from_root(torch.tensor(known[-1:]))
         for depth in range(4):
             frontier = Frontier(torch.tensor([depth]), 8)
-            draft = fresh.expand(growing, frontier, Noise(0, 0))
+            draft = fresh.expand(growing, frontier, None)
             assert token[position, depth].tolist() == draft.token[0].tolist()
             assert torch.allclose(log_conf[position, depth], draft.log_conf[0].float())
             true = torch.tensor([[text.answer_ids[position + 1 + depth]]])
@@ -275,8 +274,8 @@ def test_every_depth_is_what_a_fresh_drafter_says_after_the_true_tokens(target, 
 def test_above_temperature_0_a_candidate_counts_by_the_targets_probability(target, sampling: Sampling):
     drafter, text = build_drafter(target), decoded(target, sampling=sampling, count=10)
     reading = read(target, drafter.taps, text, sampling)
-    hits, _ = measure(drafter, reading, 3, Noise(0, "a"))
-    token, _ = proposals(drafter, reading, 3, Noise(0, "a"))
+    hits, _ = measure(drafter, reading, 3)
+    token, _ = proposals(drafter, reading, 3)
     expected = np.zeros((3, 8))
     for position in range(9):
         for depth in range(min(3, 9 - position)):
@@ -316,7 +315,7 @@ def test_the_calibration_error_by_hand():
 
     Bins of 1/15: 1/2 is in bin 7, 1/4 in bin 3, 1/8 in bin 1, the five smaller ones in bin 0.
     """
-    _, bins = measure(Counting(), in_plain_words([10, 11, 13]), 1, Noise(0, 0))
+    _, bins = measure(Counting(), in_plain_words([10, 11, 13]), 1)
     filled = bins[bins["count"] > 0]
     assert filled.bin.tolist() == [0, 1, 3, 7]
     assert filled["count"].tolist() == [10, 2, 2, 2]
@@ -335,7 +334,7 @@ def test_certainty_falls_into_the_last_bin_and_an_ended_text_into_none():
             draft = super().expand(growing, frontier, noise)
             return Draft(draft.token, torch.zeros_like(draft.log_conf), draft.entropy)
 
-    _, bins = measure(Certain(), in_plain_words([10, 11, 12]), 3, Noise(0, 0))
+    _, bins = measure(Certain(), in_plain_words([10, 11, 12]), 3)
     filled = bins[bins["count"] > 0]
     assert filled.bin.tolist() == [CALIBRATION_BINS - 1] * 2
     assert filled["count"].tolist() == [16, 8]
@@ -348,7 +347,21 @@ def test_nan_confidences_are_an_error():
             return Draft(draft.token, draft.log_conf * math.nan, draft.entropy)
 
     with pytest.raises(ArithmeticError, match="NaN in the text of prompt hand"):
-        measure(Broken(), in_plain_words([10, 11]), 1, Noise(0, 0))
+        measure(Broken(), in_plain_words([10, 11]), 1)
+
+
+def test_a_drafter_that_draws_its_candidates_is_refused_by_name():
+    """Along a known text nothing tells what a walk over drawn candidates would accept."""
+
+    class Drawing(Counting):
+        def expand(self, growing, frontier, noise):
+            return replace(super().expand(growing, frontier, noise), log_q=torch.full((1, 100), -math.log(100)))
+
+    complaint = "Drawing draws its candidates at random, and draw.kind=top_k does not"
+    with pytest.raises(ValueError, match=complaint):
+        measure(Drawing(), in_plain_words([10, 11]), 1)
+    with pytest.raises(ValueError, match=complaint):
+        follow(Drawing(), Chain(1), in_plain_words([10, 11]), 99)
 
 
 def test_coverage_counts_what_the_drafter_has_a_token_for(target):
@@ -469,26 +482,9 @@ def test_reading_agrees_with_prefill_at_every_position(target):
 # --- the verb ---
 
 
-@pytest.fixture
-def tiny_verb(target, tmp_path, monkeypatch, eagle_tree):
-    """Call the verb on the tiny target, whose prompts are numbers; returns exit status, output and errors."""
-    (tmp_path / "prompts.txt").write_text("7 3 50 11 3\n\n4 5 6 7\n\n60 1 2\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(common, "build_target", lambda config: target)
-    monkeypatch.setattr(common, "build_drafter", lambda config, target: guided(target))
-    numbers = lambda messages: [int(word) for word in messages[-1]["content"].split()]  # noqa: E731
-    monkeypatch.setattr(target, "encode_chat", numbers, raising=False)
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        given = ["data=text", "data.path=prompts.txt", "max_new_tokens=16", *arguments]
-        return eagle_tree("evaluate", *given)
-
-    return call
-
-
-def test_the_verb_reports_tables_and_a_figure(tiny_verb, target, tmp_path):
+def test_the_verb_reports_tables_and_a_figure(verbs, target, tmp_path):
     policies = "policies=[autoregressive,chain,eagle1,{policy:eagle2,budget:6,top_k:3}]"
-    status, out, errors = tiny_verb(policies, "depths=3", "run=here", "texts=texts.parquet")
+    status, out, errors = verbs("evaluate", policies, "depths=3", "run=here", "texts=texts.parquet")
     assert status == 0, errors
     result = json.loads(out.strip().splitlines()[-1])
     assert result["verb"] == "evaluate" and result["run"] == "here"
@@ -497,11 +493,11 @@ def test_the_verb_reports_tables_and_a_figure(tiny_verb, target, tmp_path):
     assert result["coverage"] == 1
     assert 0 < result["calibration_error"] < 1
     assert list(result["policies"]) == ["autoregressive", "chain", "eagle1", "eagle2(budget=6,top_k=3)"]
-    assert result["policies"]["autoregressive"] == {"tau": 1, "tau_low": 1, "tau_high": 1, "passes": 45}
-    prompts = [[7, 3, 50, 11, 3], [4, 5, 6, 7], [60, 1, 2]]
-    passes = [len(generate(target, guided(target), Chain(4), prompt, 16).passes) for prompt in prompts]
+    assert result["policies"]["autoregressive"] == {"tau": 1, "tau_low": 1, "tau_high": 1, "passes": 22}
+    prompts = [[7, 3, 50, 11, 3], [4, 5, 6, 7]]
+    passes = [len(generate(target, guided(target), Chain(4), prompt, 12).passes) for prompt in prompts]
     chain = result["policies"]["chain"]
-    assert chain["passes"] == sum(passes) and chain["tau"] == 45 / sum(passes)
+    assert chain["passes"] == sum(passes) and chain["tau"] == 22 / sum(passes)
     assert chain["tau_low"] <= chain["tau"] <= chain["tau_high"]
 
     folder = tmp_path / "here"
@@ -512,34 +508,36 @@ def test_the_verb_reports_tables_and_a_figure(tiny_verb, target, tmp_path):
     hits, bins, rows, texts = (
         pd.read_parquet(folder / f"{name}.parquet") for name in ("hits", "bins", "passes", "prompts")
     )
-    assert len(hits) == 3 * 3 * 8
+    assert len(hits) == 2 * 3 * 8
     accuracy = Accuracy.load(folder / "accuracy.json")
-    assert accuracy.positions == [45, 42, 39]
+    assert accuracy.positions == [22, 20, 18]
     assert accuracy.by_depth()[:, 0].tolist() == pytest.approx(result["n_alpha"])
-    assert accuracy.about["temperature"] == 0 and accuracy.about["texts"] == 3
-    assert bins["count"].sum() == 8 * 3 * (15 + 14 + 13)
-    assert rows.groupby("policy").emitted.sum().eq(45).all()
-    assert texts.drafted.tolist() == [15, 15, 15]
+    assert accuracy.about["temperature"] == 0 and accuracy.about["texts"] == 2
+    assert bins["count"].sum() == 8 * 2 * (11 + 10 + 9)
+    assert rows.groupby("policy").emitted.sum().eq(22).all()
+    assert texts.drafted.tolist() == [11, 11]
     assert "depth" in out and "n-α (95 %)" in out and "τ (95 %)" in out
 
-    again = json.loads(tiny_verb(policies, "depths=3", "texts=texts.parquet")[1].strip().splitlines()[-1])
+    again = json.loads(verbs("evaluate", policies, "depths=3", "texts=texts.parquet")[1].strip().splitlines()[-1])
     assert {**again, "run": "here"} == result
-    assert "already holds an evaluation" in tiny_verb("run=here")[2]
+    assert "run=here already holds evaluation.json" in verbs("evaluate", "run=here")[2]
 
 
-def test_the_verb_makes_trees_of_its_own_accuracies_and_changes_policies_inside_others(tiny_verb, tmp_path):
-    assert tiny_verb("policies=[]", "depths=3", "run=here", "texts=texts.parquet")[0] == 0
+def test_the_verb_makes_trees_of_its_own_accuracies_and_changes_policies_inside_others(verbs, tmp_path):
+    assert verbs("evaluate", "policies=[]", "depths=3", "run=here", "texts=texts.parquet")[0] == 0
     policies = [f"{{policy:{name},accuracy:here/accuracy.json,budget:2}}" for name in ("medusa", "sequoia")]
     policies += ["{policy:depth_stop,policy.budget:3,policy.top_k:2}"]
-    status, _, errors = tiny_verb(f"policies=[{','.join(policies)}]", "depths=1", "texts=texts.parquet", "run=trees")
+    status, _, errors = verbs(
+        "evaluate", f"policies=[{','.join(policies)}]", "depths=1", "texts=texts.parquet", "run=trees"
+    )
     assert status == 0, errors
     rows = pd.read_parquet(tmp_path / "trees" / "passes.parquet")
     assert rows.groupby("policy", sort=False).n_nodes.max().tolist() == [2, 2, 3]
     assert "depth_stop(policy.budget=3,policy.top_k=2)" in rows.policy.unique()
 
 
-def test_the_verb_without_policies_judges_the_drafter_alone(tiny_verb, tmp_path):
-    status, out, errors = tiny_verb("policies=[]", "depths=2", "temperature=1")
+def test_the_verb_without_policies_judges_the_drafter_alone(verbs, tmp_path):
+    status, out, errors = verbs("evaluate", "policies=[]", "depths=2", "temperature=1")
     assert status == 0, errors
     result = json.loads(out.strip().splitlines()[-1])
     assert result["policies"] == {}
@@ -569,8 +567,8 @@ def test_the_verb_without_policies_judges_the_drafter_alone(tiny_verb, tmp_path)
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_the_verb_names_mistakes_before_any_work(tiny_verb, tmp_path, arguments: list[str], named: str):
-    status, _, errors = tiny_verb(*arguments)
+def test_the_verb_names_mistakes_before_any_work(verbs, tmp_path, arguments: list[str], named: str):
+    status, _, errors = verbs("evaluate", *arguments)
     assert status not in (0, None)
     assert named in errors
     assert "Traceback" not in errors
@@ -578,7 +576,7 @@ def test_the_verb_names_mistakes_before_any_work(tiny_verb, tmp_path, arguments:
 
 
 def test_the_figure_of_a_single_prompt_has_no_interval():
-    hits, bins = measure(Counting(), in_plain_words([10, 11, 13, 14, 20, 29]), 3, Noise(0, 0))
+    hits, bins = measure(Counting(), in_plain_words([10, 11, 13, 14, 20, 29]), 3)
     figure = plots.drafter_alone(analysis.hit_rates(hits), bins)
     left, right = figure.axes[:2]
     assert [line.get_label() for line in left.containers] == [

@@ -14,11 +14,9 @@ from torch import Tensor
 
 from eagle_tree.decode import generate, grow
 from eagle_tree.drafter.medusa import MedusaConfig, MedusaDrafter, MedusaHeads
-from eagle_tree.noise import Noise
 from eagle_tree.policy import Autoregressive, Chain, Eagle2, Policy
 from eagle_tree.tree import Draft, Frontier, GrowingTree
 
-NOISE = Noise(0, 0)
 PENDING = torch.tensor([3])
 PROMPT = [7, 3, 50, 11, 3, 29, 60, 1, 42, 18, 5]
 HALVES = torch.tensor([1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 32])
@@ -43,7 +41,7 @@ def root() -> GrowingTree:
 
 
 def expand(drafter: MedusaDrafter, growing: GrowingTree, nodes: list[int], n_candidates: int) -> Draft:
-    return drafter.expand(growing, Frontier(torch.tensor(nodes), n_candidates), NOISE)
+    return drafter.expand(growing, Frontier(torch.tensor(nodes), n_candidates), None)
 
 
 def append(drafter: MedusaDrafter, growing: GrowingTree, nodes: list[int], n_candidates: int) -> GrowingTree:
@@ -157,7 +155,7 @@ def test_a_frontier_of_several_depths_asks_each_nodes_own_head():
 
 def test_all_nodes_of_a_depth_share_their_candidates():
     """Whatever path leads there; a node's path product is the product of its heads' confidences."""
-    growing = grow(hand_built(), Eagle2(99, 3, 2), PENDING, NOISE)
+    growing = grow(hand_built(), Eagle2(99, 3, 2), PENDING)
     assert growing.n_nodes == 3 + 2 * 9
     for depth, ranked in enumerate(RANKED):
         tokens = growing.token[growing.depth == depth + 1].view(-1, 3).tolist()
@@ -182,7 +180,7 @@ def test_untrained_heads_repeat_the_targets_own_guess(target):
     drafter.start(torch.tensor(PROMPT), prefilled.features, PENDING)
     expected = prefilled.logits[0].float().log_softmax(-1)
     order = expected.argsort(descending=True)[:4]
-    growing = grow(drafter, Eagle2(99, 4, 2), PENDING, NOISE)
+    growing = grow(drafter, Eagle2(99, 4, 2), PENDING)
     assert (growing.token[1:].view(-1, 4) == order).all()
     torch.testing.assert_close(growing.log_conf[1:].view(-1, 4), expected[order].expand(9, 4))
 
@@ -297,12 +295,12 @@ def test_any_way_of_reaching_a_position_drafts_the_same(target):
     for stops in (range(1, 11), [1, 10], [10]):
         drafter.start(tokens[: stops[0]], features[: stops[0]], tokens[stops[0], None])
         for before, after in pairwise(stops):
-            grow(drafter, Eagle2(9, 3, 2), tokens[before, None], NOISE)
+            grow(drafter, Eagle2(9, 3, 2), tokens[before, None])
             drafter.advance(tokens[before + 1 : after + 1], features[before:after])
-        pools.append(grow(drafter, Eagle2(20, 4, 3), tokens[10, None], NOISE))
+        pools.append(grow(drafter, Eagle2(20, 4, 3), tokens[10, None]))
     fresh = random_drafter(target)
     fresh.start(tokens[:10], features[:10], tokens[10:])
-    expected = grow(fresh, Eagle2(20, 4, 3), tokens[10:], NOISE)
+    expected = grow(fresh, Eagle2(20, 4, 3), tokens[10:])
     for pool in pools:
         assert torch.equal(pool.token, expected.token)
         assert torch.equal(pool.log_conf, expected.log_conf)
@@ -338,7 +336,7 @@ def test_drafting_costs_no_transfer_to_the_host(target, own_lm_heads):
     features = target.prefill(torch.tensor(PROMPT), target.new_cache(), drafter.taps).features
     with transfers_to_host() as log:
         drafter.start(torch.tensor(PROMPT), features, PENDING)
-        grow(drafter, Eagle2(20, 4, 3), PENDING, NOISE)
+        grow(drafter, Eagle2(20, 4, 3), PENDING)
     assert log == []
 
 

@@ -15,7 +15,6 @@ from eagle_tree.checkpoint import save_eagle
 from eagle_tree.drafter.eagle import EagleConfig, EagleDrafter, EagleHead, published_taps
 from eagle_tree.drafter.medusa import MedusaConfig, MedusaDrafter, MedusaHeads
 from eagle_tree.features import observe
-from eagle_tree.noise import Noise
 from eagle_tree.objective import (
     Batch,
     Eagle,
@@ -126,7 +125,7 @@ def test_self_fed_steps_are_what_the_drafter_computes_along_the_true_chain(doubl
             chain = GrowingTree.from_root(pending)
             for s, following in enumerate([*text[t + 2 : t + 1 + steps], 0]):
                 end = Frontier(torch.tensor([s]), 1)
-                drafter.expand(chain, end, Noise(0, 0))
+                drafter.expand(chain, end, None)
                 assert (trained[s][row, t] - logits[-1][0, -1]).abs().max().item() < 1e-8, (row, t, s)
                 chain = chain.append(end, Draft(torch.tensor([[following]]), torch.zeros(1, 1), torch.zeros(1)))
 
@@ -288,7 +287,7 @@ def test_an_eagle_head_learns_the_next_feature_and_its_law(double, exact_norms):
     expected = 0.0
     for t in range(len(text) - 1):
         drafter.start(text[: t + 1], seen.hidden[: t + 1], text[t + 1 : t + 2])
-        drafter.expand(GrowingTree.from_root(text[t + 1 : t + 2]), Frontier(torch.tensor([0]), 1), Noise(0, 0))
+        drafter.expand(GrowingTree.from_root(text[t + 1 : t + 2]), Frontier(torch.tensor([0]), 1), None)
         predicted, true = drafter.sequence.last_state[0], seen.hidden[t + 1]
         law = double.apply_head(true).softmax(-1)
         cross_entropy = -(law * double.apply_head(predicted).log_softmax(-1)).sum()
@@ -326,7 +325,7 @@ def test_medusa_head_i_learns_what_the_drafter_proposes_at_depth_i(single):
         drafter.start(text[: t + 1], seen.hidden[: t + 1], text[t + 1 : t + 2])
         growing = GrowingTree.from_root(text[t + 1 : t + 2])
         for depth in range(3):
-            draft = drafter.expand(growing, Frontier(torch.tensor([depth]), VOCAB), Noise(0, 0))
+            draft = drafter.expand(growing, Frontier(torch.tensor([depth]), VOCAB), None)
             expected[depth] -= (laws[t + 1 + depth][draft.token[0]] * draft.log_conf[0]).sum()
             following = text[t + 2 + depth : t + 3 + depth] if depth < 2 else text[:1]
             growing = growing.append(

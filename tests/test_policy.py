@@ -38,7 +38,6 @@ from tree_models import (
 
 from eagle_tree.apps import common
 from eagle_tree.decode import grow
-from eagle_tree.noise import Noise
 from eagle_tree.policy import (
     Autoregressive,
     BestFirst,
@@ -113,7 +112,7 @@ BLIND = [
 @pytest.mark.parametrize("policy", BLIND, ids=repr)
 def test_a_fixed_growth_costs_no_transfer_even_where_the_drafter_ends_it(policy: Policy, max_depth: int | None):
     drafter = SameDrafter([0.6, 0.4], max_depth, "meta")
-    growing = grow(drafter, policy, torch.zeros(1, dtype=torch.int64, device="meta"), Noise(0, 0))
+    growing = grow(drafter, policy, torch.zeros(1, dtype=torch.int64, device="meta"))
     policy.select(growing)
     assert len(growing.levels) == max_depth or max_depth is None
 
@@ -121,7 +120,7 @@ def test_a_fixed_growth_costs_no_transfer_even_where_the_drafter_ends_it(policy:
 def test_the_meta_device_tells_a_growth_that_asks_for_values():
     with pytest.raises(NotImplementedError):
         drafter = SameDrafter([0.6, 0.4], None, "meta")
-        grow(drafter, BestFirst(3, 2, 2), torch.zeros(1, dtype=torch.int64, device="meta"), Noise(0, 0))
+        grow(drafter, BestFirst(3, 2, 2), torch.zeros(1, dtype=torch.int64, device="meta"))
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (common.conf_dir() / "policy").glob("*.yaml")))

@@ -26,7 +26,6 @@ from tree_models import (
 )
 
 from eagle_tree.apps.common import conf_dir
-from eagle_tree.noise import Noise
 from eagle_tree.policy import Chain, Static, specinfer
 from eagle_tree.tree import GrowingTree
 
@@ -106,7 +105,7 @@ def test_a_static_tree_that_was_grown_in_part_keeps_its_upper_levels():
     growing = GrowingTree.from_root(torch.tensor([ROOT_TOKEN]))
     for nodes in (4, 12):
         frontier = policy.frontier(growing, None)
-        growing = growing.append(frontier, drafter.expand(growing, frontier, Noise(0, 0)))
+        growing = growing.append(frontier, drafter.expand(growing, frontier, None))
         assert len(policy.select(growing)) == nodes
 
 

@@ -15,13 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_evaluate import PROMPT, SAMPLED
 from test_policy_rate import costs
-from test_trace import NOISE, SETTINGS, Walking, part_of, reading_of
+from test_trace import SETTINGS, Walking, part_of, reading_of
 from tree_models import FINE, PathModel, closed_subtrees, every_policy, models
 
 from eagle_tree.appraise import Pool, appraised, sample, with_ancestors
 from eagle_tree.decode import generate, grow
 from eagle_tree.evaluate import Text, read
-from eagle_tree.noise import Noise
 from eagle_tree.policy import Autoregressive, Chain, Eagle2, RateOptimal
 from eagle_tree.regret import BOUNDS, PARTS, decomposed, regrets
 from eagle_tree.trace import APPRAISAL_SCHEMA, Part, Trace, recorded, trace_settings
@@ -64,7 +63,7 @@ def by_hand(part: Part, law: PathModel, drafted: range) -> Part:
 
 
 def judged(model: PathModel, law: PathModel, policy, answer: list[int]) -> Trace:
-    part = recorded(part_of(answer), Walking(model), {"p": policy}, reading_of(answer), NOISE)
+    part = recorded(part_of(answer), Walking(model), {"p": policy}, reading_of(answer))
     return Trace(SETTINGS, (by_hand(part, law, range(model.vocab)),))
 
 
@@ -102,7 +101,7 @@ def test_bounds_against_enumeration(seed: int):
         worth = {kept: 1 + sum(reach[node] for node in kept) for kept in closed_subtrees(pool.parent.tolist())}
         drafter = Walking(PathModel(seed, FINE, vocab=4))
         drafter.position = position
-        growing = grow(drafter, policy, torch.tensor([[0, 1, 2][position]]), NOISE)
+        growing = grow(drafter, policy, torch.tensor([[0, 1, 2][position]]))
         assert row["policy"] == pytest.approx(worth[tuple(sorted(policy.select(growing).tolist()))], abs=1e-6)
         assert row["pool_best"] == pytest.approx(
             max(value for kept, value in worth.items() if len(kept) == 3), abs=1e-6
@@ -135,7 +134,7 @@ def test_means_are_sums_over_sums():
 
 def test_what_cannot_be_decomposed_is_named():
     policy, model = Eagle2(3, 2, 1), PathModel(3, FINE, vocab=4)
-    plain = Trace(SETTINGS, (recorded(part_of([0, 1]), Walking(model), {"p": policy}, reading_of([0, 1]), NOISE),))
+    plain = Trace(SETTINGS, (recorded(part_of([0, 1]), Walking(model), {"p": policy}, reading_of([0, 1])),))
     with pytest.raises(ValueError, match=r"holds no probabilities of the target's: .* trace.target_prob=true"):
         regrets(plain, policy, "p")
     trace = judged(model, PathModel(9, FINE, vocab=5), policy, [0, 1])
@@ -146,7 +145,7 @@ def test_what_cannot_be_decomposed_is_named():
     small = Trace(SETTINGS, (replace(trace.parts[0], tree_budget=2),))
     with pytest.raises(ValueError, match="mine has trees of 3 nodes; the trace's best trees end at 2"):
         regrets(small, policy, "mine")
-    wider = recorded(trace.parts[0], Walking(model), {"c": Chain(3)}, reading_of([0, 1]), NOISE)
+    wider = recorded(trace.parts[0], Walking(model), {"c": Chain(3)}, reading_of([0, 1]))
     assert wider.sampled and wider.appraisal is None  # expansions came after it
     both = Trace(SETTINGS, (wider, replace(trace.parts[0], index=1)))
     with pytest.raises(ValueError, match="prompt a was extended after the target's probabilities were taken"):
@@ -170,7 +169,7 @@ def opinion(request):
     run = generate(target, None, Autoregressive(), PROMPT, 8, sampling=sampling, seed=1, sequence="a")
     part = Part(0, Text("a", "", PROMPT, run.tokens), [], trace_settings(target, drafter, sampling, 8, 1))
     reading = read(target, drafter.taps, part.text, sampling)
-    part = recorded(part, drafter, {"p": Eagle2(9, 5, 2)}, reading, Noise(1, "a"))
+    part = recorded(part, drafter, {"p": Eagle2(9, 5, 2)}, reading)
     return target, drafter, sampling, appraised(part, target, sampling, (0, 3, 5), 7, drafter.target_id)
 
 

@@ -15,13 +15,15 @@ from hypothesis import strategies as st
 from test_cost import points, table
 from test_evaluate import PROMPT, SAMPLED, Unsteady, guided
 from test_policy_rate import costs
-from test_trace import NESTLESS, NOISE, SETTINGS, Table, Walking, part_of, reading_of, text_of
+from test_trace import NESTLESS, SETTINGS, Table, Walking, part_of, reading_of, text_of
 from tree_models import FINE, PathModel, every_policy, models
 
+from eagle_tree.accept import Coupled, Hybrid, Match, Sequential
 from eagle_tree.calibration import Isotonic, Temperatures
 from eagle_tree.decode import generate, grow
+from eagle_tree.draw import candidates
 from eagle_tree.evaluate import Text, follow, read
-from eagle_tree.noise import Noise
+from eagle_tree.noise import GumbelRows, Noise
 from eagle_tree.policy import (
     Autoregressive,
     BestFirst,
@@ -41,6 +43,7 @@ from eagle_tree.policy import (
 )
 from eagle_tree.replay import batched, check_rule, followed, replay, visited
 from eagle_tree.trace import Part, Trace, continued, recorded, trace_settings
+from eagle_tree.tree import TOP_K, Draw
 from eagle_tree.warp import Sampling
 
 COLUMNS = ["prompt_id", "pass_id", "context_length", "n_nodes", "depth", "draft_steps", "accepted", "emitted"]
@@ -53,7 +56,7 @@ def traced(model: PathModel, policies: list[Policy], answers: list[list[int]], a
         known, behind = answer[: len(answer) - ahead], answer[len(answer) - ahead :]
         part = replace(part_of(known, f"p{index}", index, **changes), ahead_ids=behind)
         drafter = Walking(model)
-        parts.append(recorded(part, drafter, dict(enumerate(policies)), reading_of(known), NOISE))
+        parts.append(recorded(part, drafter, dict(enumerate(policies)), reading_of(known)))
     return Trace({**SETTINGS, **changes}, tuple(parts))
 
 
@@ -63,19 +66,24 @@ def traced(model: PathModel, policies: list[Policy], answers: list[list[int]], a
 class Ragged(Unsteady):
     """The oracle for frontiers whose nodes lie at several depths."""
 
-    def expand(self, growing, frontier, noise):
+    def log_q(self, growing, frontier):
         depth = growing.depth[frontier.node]
         groups = [(depth == level).nonzero().squeeze(-1) for level in depth.unique()]
-        drafts = [super(Ragged, self).expand(growing, replace(frontier, node=frontier.node[group]), noise)
-                  for group in groups]  # fmt: skip
-        order = torch.cat(groups).argsort()
-        names = ("token", "log_conf", "entropy")
-        return type(drafts[0])(*(torch.cat([getattr(draft, name) for draft in drafts])[order] for name in names))
+        rows = [super(Ragged, self).log_q(growing, replace(frontier, node=frontier.node[group])) for group in groups]
+        return torch.cat(rows)[torch.cat(groups).argsort()]
 
 
-def ragged(target):
+class Flat(Ragged):
+    """Its law, flattened, and candidates taken as the draw says."""
+
+    def expand(self, growing, frontier, noise):
+        flat = (0.5 * self.log_q(growing, frontier)).log_softmax(-1)
+        return candidates(flat, growing, frontier, noise)
+
+
+def ragged(target, rule):
     drafter = guided(target)
-    drafter.oracle = Ragged(target)
+    drafter.oracle = Flat(target) if isinstance(rule, Coupled) else Ragged(target)
     return drafter
 
 
@@ -103,34 +111,40 @@ LIVE = {
 PROMPTS = [PROMPT, [20, 21, 22, 9]]
 
 
-@pytest.fixture(scope="module", params=[Sampling(), SAMPLED], ids=["T=0", "T=1"])
+@pytest.fixture(
+    scope="module",
+    params=[(Sampling(), Match()), (SAMPLED, Match()), (SAMPLED, Coupled())],
+    ids=["T=0", "T=1", "T=1 coupled"],
+)
 def live(request):
-    """A tiny target, texts it decoded, and their trace by all policies of `LIVE`."""
-    target, sampling = build_target(), request.param
-    drafter, parts = ragged(target), []
+    """A tiny target, texts it decoded, and their trace by all policies of `LIVE`, of the drafts that a rule is for."""
+    target, (sampling, rule) = build_target(), request.param
+    drafter, parts = ragged(target, rule), []
     policies = dict(LIVE)
     for name in ("calibrated", "calibrated isotonic"):
         fitted = replace(LIVE[name].calibration, greedy=sampling.greedy)
         policies[name] = replace(LIVE[name], calibration=fitted)
-    form = trace_settings(target, drafter, sampling, 18, 2)
+    form = trace_settings(target, drafter, sampling, 18, 2, rule.default_draw)
     for index, prompt in enumerate(PROMPTS):
         options = dict(sampling=sampling, seed=2, sequence=f"p{index}")
         text = Text(f"p{index}", "c", prompt, generate(target, None, Autoregressive(), prompt, 18, **options).tokens)
         part = Part(index, text, continued(target, text, 6, sampling, 2, target.new_cache()), form)
         reading = read(target, drafter.taps, text, sampling)
-        parts.append(recorded(part, drafter, policies, reading, Noise(2, f"p{index}")))
-    return target, drafter, sampling, policies, Trace(form, tuple(parts))
+        noise = GumbelRows(Noise(2, f"p{index}"), target.vocab_size)
+        parts.append(recorded(part, drafter, policies, reading, noise))
+    return target, drafter, sampling, rule, policies, Trace(form, tuple(parts))
 
 
 @pytest.mark.parametrize("name", LIVE)
 def test_a_replayed_run_is_the_live_run_pass_by_pass(live, name: str):
     """Tree sizes, expectations, accepted and emitted tokens of every pass, the last one's included; nothing lacks."""
-    target, drafter, sampling, policies, trace = live
+    target, drafter, sampling, rule, policies, trace = live
+    check_rule(trace, rule)
     fresh = replace(policies[name]) if name == "rate optimal" else policies[name]  # it learns: each run its own
     result = replay(trace, replace(fresh) if name == "rate optimal" else fresh)
     rows = []
     for index, prompt in enumerate(PROMPTS):
-        options = dict(sampling=sampling, seed=2, sequence=f"p{index}", record_nodes=False)
+        options = dict(sampling=sampling, seed=2, sequence=f"p{index}", record_nodes=False, rule=rule)
         rows += [one.row for one in generate(target, drafter, fresh, prompt, 18, **options).passes]
     theirs = pd.DataFrame([vars(row) for row in rows])
     assert result.uncovered == 0
@@ -147,7 +161,7 @@ def test_replay_is_following_the_real_drafter(model, policy: Policy, answers):
     rows = []
     for index, answer in enumerate(answers):
         reading = reading_of(answer[:-2], f"p{index}", answer[-2:])
-        rows += follow(Walking(model), policy, reading, NOISE, 99, "x")
+        rows += follow(Walking(model), policy, reading, 99, "x")
     result = replay(trace, policy, name="x")
     expected = pd.DataFrame([vars(row) for row in rows])
     pd.testing.assert_frame_equal(result.passes, expected[result.passes.columns], check_dtype=False)
@@ -205,10 +219,10 @@ def test_the_last_pass_accepts_what_lies_behind_the_end():
     model = PathModel(2, FINE)
     drafter = Walking(model)
     drafter.start(None, None, None)
-    chain = grow(drafter, Chain(4), torch.tensor([0]), NOISE).token.tolist()
+    chain = grow(drafter, Chain(4), torch.tensor([0])).token.tolist()
     for ahead, accepted in ((0, 1), (2, 3), (3, 4)):
         part = replace(part_of(chain[:2]), ahead_ids=chain[2 : 2 + ahead])
-        trace = Trace(SETTINGS, (recorded(part, Walking(model), {"chain": Chain(4)}, reading_of(chain[:2]), NOISE),))
+        trace = Trace(SETTINGS, (recorded(part, Walking(model), {"chain": Chain(4)}, reading_of(chain[:2])),))
         (row,) = replay(trace, Chain(4)).passes.to_dict("records")
         assert (row["accepted"], row["emitted"]) == (accepted, 1)
 
@@ -219,7 +233,7 @@ def test_the_last_pass_accepts_what_lies_behind_the_end():
 def test_uncovered_requests_are_counted_and_answered_by_nothing():
     """A trace of the wide beam lacks the narrow one's second step, at both positions (see NESTLESS)."""
     answer = [0, 0, 0]
-    part = recorded(part_of(answer), Table(NESTLESS), {"wide": Eagle2(6, 2, 2)}, reading_of(answer), NOISE)
+    part = recorded(part_of(answer), Table(NESTLESS), {"wide": Eagle2(6, 2, 2)}, reading_of(answer))
     trace = Trace(SETTINGS, (part,))
     assert replay(trace, Chain(2)).uncovered == 0
     lacking = replay(trace, Chain(3))
@@ -270,11 +284,22 @@ def test_what_was_made_for_something_else_is_refused():
     with pytest.raises(ValueError, match="asks for 7 candidates a node; the drafter's vocabulary has 6"):
         replay(trace, Eagle2(9, 7, 1))
 
-    class Residual:
-        pass
 
-    with pytest.raises(ValueError, match=r"accept: Residual needs the law q .* replay is exact for the match rule"):
-        check_rule(Residual())
+def test_a_rule_replays_the_drafts_that_it_is_for():
+    greedy, top_k = (Trace({**SETTINGS, "temperature": temperature}, ()) for temperature in (0.0, 1.0))
+    coupled = Trace({**top_k.settings, "draw": {"kind": "coupled", "temperature": 1.0, "error_scale": 2.0}}, ())
+    assert top_k.draw == greedy.draw == TOP_K and coupled.draw == Draw("coupled", 1.0, 2.0)
+    check_rule(top_k, Match())
+    check_rule(coupled, Coupled())
+    check_rule(greedy, Coupled())  # at temperature 0 its drafts are the most likely tokens
+    named = r"accept: {} is for drafts of draw.kind={}, and the trace was recorded with draw.kind={}:"
+    with pytest.raises(ValueError, match=named.format("Coupled", "coupled", "top_k")):
+        check_rule(top_k, Coupled())
+    with pytest.raises(ValueError, match=named.format("Match", "top_k", "coupled")):
+        check_rule(coupled, Match())
+    for rule in (Sequential(), Hybrid()):
+        with pytest.raises(ValueError, match=f"accept: {type(rule).__name__} needs the law q"):
+            check_rule(coupled, rule)
 
 
 def test_a_selection_that_is_not_closed_is_caught():

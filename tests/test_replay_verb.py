@@ -9,6 +9,7 @@ import pytest
 from conftest import build_drafter
 from test_evaluate import guided
 
+from eagle_tree.accept import Coupled
 from eagle_tree.apps import common
 from eagle_tree.decode import generate
 from eagle_tree.evaluate import read
@@ -16,23 +17,6 @@ from eagle_tree.policy import Chain, Eagle2
 from eagle_tree.trace import Trace, read_parts
 
 SMALL = "{policy:eagle2,budget:6,top_k:3}"
-
-
-@pytest.fixture
-def verbs(target, tmp_path, monkeypatch, eagle_tree):
-    """Call a verb on the tiny target, whose prompts are numbers; `trace` records two of them unless told otherwise."""
-    (tmp_path / "prompts.txt").write_text("7 3 50 11 3\n\n4 5 6 7\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(common, "build_target", lambda config: target)
-    monkeypatch.setattr(common, "build_drafter", lambda config, target: guided(target))
-    numbers = lambda messages: [int(word) for word in messages[-1]["content"].split()]  # noqa: E731
-    monkeypatch.setattr(target, "encode_chat", numbers, raising=False)
-
-    def call(verb: str, *arguments: str) -> tuple[int, str, str]:
-        given = ["data=text", "data.path=prompts.txt", "max_new_tokens=12"] if verb == "trace" else []
-        return eagle_tree(verb, *given, *arguments)
-
-    return call
 
 
 def result_of(called: tuple[int, str, str]) -> dict:
@@ -79,7 +63,31 @@ def test_a_trace_is_recorded_extended_and_replayed_without_a_model(verbs, target
     assert about["cost"]["modelled"] and about["trace_settings"] == Trace.read("trace").settings
     table = pd.read_parquet(tmp_path / "here" / "passes.parquet")
     assert table.groupby("policy").emitted.sum().eq(22).all()
-    assert "already holds a run" in verbs("replay", "policy=chain", "compare=[]", "run=here")[2]
+    assert "run=here already holds run.json" in verbs("replay", "policy=chain", "compare=[]", "run=here")[2]
+
+
+def test_coupled_drafts_are_recorded_and_replayed_by_the_rule_for_them(verbs, target, monkeypatch):
+    monkeypatch.setattr(common, "build_drafter", lambda config, target: build_drafter(target))
+    result_of(verbs("trace", "policy=chain", "compare=[]", "temperature=1", "draw.kind=coupled"))
+    result_of(verbs("trace", "extend=trace", "policy=eagle2", "policy.budget=6", "policy.top_k=3", "compare=[]"))
+    replayed = result_of(verbs("replay", "accept=coupled", "policy=chain", f"compare=[{SMALL}]"))
+    accepted = 0
+    for name, policy in (("chain", Chain(4)), ("eagle2(budget=6,top_k=3)", Eagle2(6, 3, 2))):
+        runs = [
+            generate(target, build_drafter(target), policy, ids, 12, 1.0, sequence=f"text-{place}", rule=Coupled())
+            for place, ids in ((1, [7, 3, 50, 11, 3]), (2, [4, 5, 6, 7]))
+        ]
+        passes = [one for run in runs for one in run.passes]
+        accepted += sum(one.row.accepted for one in passes)
+        ours = replayed["policies"][name]
+        assert ours["uncovered"] == 0 and ours["passes"] == len(passes) and ours["tau"] == 22 / len(passes)
+    assert accepted > 0
+    status, _, errors = verbs("replay", "policy=chain", "compare=[]")
+    assert status == 1 and "accept: Match is for drafts of draw.kind=top_k, and the trace was recorded with" in errors
+    status, _, errors = verbs("replay", "accept=coupled", "policy=chain", "compare=[]", "regret=true")
+    assert status == 1 and "trace.target_prob and regret are for draw.kind=top_k" in errors
+    status, _, errors = verbs("trace", "policy=chain", "compare=[]", "temperature=1")
+    assert status == 1 and "was recorded with draw {'kind': 'coupled', 'temperature': 1" in errors
 
 
 def test_the_target_is_asked_again_when_a_trace_grows(verbs, tmp_path):
@@ -145,6 +153,12 @@ def test_a_stopped_recording_goes_on(verbs, target, monkeypatch):
         (["policy=eagle2", "compare=[chian]"], "compare: unknown policy 'chian'"),
         (["trace.positions=0"], "trace.positions=0 must be an integer >= 1"),
         (["trace.target_prob=3"], "trace.target_prob=3 must be true or false"),
+        (
+            ["draw.kind=coupled", "temperature=1", "trace.target_prob=true"],
+            "trace.target_prob and regret are for draw.kind=top_k",
+        ),
+        (["draw.kind=hybrid", "temperature=1"], "candidates of draw.kind=hybrid are drawn anew by every pass"),
+        (["draw.error_scale=0"], "draw: error_scale=0 must be a number above 0"),
         (["extend=nowhere"], "nowhere holds none"),
         (["~drafter"], "drafter: none is given"),
         (["policy.top_k=900"], "top_k=900"),
@@ -163,6 +177,7 @@ def test_mistakes_of_trace_are_named_before_any_work(verbs, tmp_path, arguments,
         (["policy=chain", "compare=[chian]"], "compare: unknown policy 'chian'"),
         (["policy.top_k=99"], "eagle2: Eagle2 asks for 99 candidates a node; the drafter's vocabulary has 61"),
         (["cost=measured"], "no cost table in cost"),
+        (["accept=hybrid"], "accept: Hybrid needs the law q that candidates were drawn from"),
         (["cost=h100_8b", "cost.bandwidth=0"], "bandwidth=0 must be a positive number"),
         (["cost=h100_8b", "cost.target.layers=-3"], "layers=-3 must be a positive number"),
     ],

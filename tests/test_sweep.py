@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from test_regret import by_hand
-from test_trace import NOISE, SETTINGS, Walking, part_of, reading_of
+from test_trace import SETTINGS, Walking, part_of, reading_of
 from tree_models import FINE, PathModel
 
 from eagle_tree.apps import common, sweep
@@ -32,7 +32,7 @@ def folder(tmp_path, monkeypatch) -> Path:
     model, answers = PathModel(3, FINE, vocab=4), ([0, 1, 2, 3, 1, 0], [1, 1, 2], [3, 2, 1, 0])
     for index, answer in enumerate(answers):
         part = replace(part_of(answer, f"p{index}", index), settings=FORM)
-        part = recorded(part, Walking(model), {"e": Eagle2(9, 3, 2), "n": Eagle2(9, 2, 2)}, reading_of(answer), NOISE)
+        part = recorded(part, Walking(model), {"e": Eagle2(9, 3, 2), "n": Eagle2(9, 2, 2)}, reading_of(answer))
         by_hand(part, PathModel(5, FINE, vocab=5), range(4)).write(tmp_path / "trace")
     return tmp_path
 

@@ -18,7 +18,7 @@ from tree_models import FINE, FakeDrafter, PathModel, every_policy, models, path
 from eagle_tree.decode import generate, grow
 from eagle_tree.drafter.base import Drafter
 from eagle_tree.evaluate import Reading, Text, read
-from eagle_tree.noise import Noise
+from eagle_tree.noise import PassNoise
 from eagle_tree.policy import Autoregressive, Chain, Eagle2, Policy, RateOptimal
 from eagle_tree.trace import (
     ABSENT,
@@ -29,6 +29,7 @@ from eagle_tree.trace import (
     Remembered,
     Trace,
     continued,
+    draw_of,
     lacking,
     levels,
     part_path,
@@ -37,12 +38,11 @@ from eagle_tree.trace import (
     size_on_disk,
     trace_settings,
 )
-from eagle_tree.tree import Draft, Frontier, GrowingTree
+from eagle_tree.tree import TOP_K, Draft, Draw, Frontier, GrowingTree
 from eagle_tree.warp import Sampling
 
 SETTINGS = {"temperature": 0.0, "seed": 0, "max_length": 99, "drafter": "d", "drafter_vocabulary": 6}
 SETTINGS |= {"drafter_depth": None}
-NOISE = Noise(0, 0)
 
 
 class Walking(FakeDrafter):
@@ -54,7 +54,7 @@ class Walking(FakeDrafter):
     def advance(self, tokens, features):
         self.position += len(tokens)
 
-    def expand(self, growing: GrowingTree, frontier: Frontier, noise: Noise) -> Draft:
+    def expand(self, growing: GrowingTree, frontier: Frontier, noise: PassNoise | None) -> Draft:
         moved = replace(growing, token=torch.cat([torch.tensor([100 + self.position]), growing.token[1:]]))
         return super().expand(moved, frontier, noise)
 
@@ -73,7 +73,7 @@ class Table(Drafter):
     def advance(self, tokens, features):
         pass
 
-    def expand(self, growing: GrowingTree, frontier: Frontier, noise: Noise) -> Draft:
+    def expand(self, growing: GrowingTree, frontier: Frontier, noise: PassNoise | None) -> Draft:
         paths = [path_of(growing, node)[1:] for node in frontier.node.tolist()]
         self.asked += paths
         log_prob = torch.tensor([self.table.get(path, [0.5, 0.5]) for path in paths]).log()
@@ -111,7 +111,7 @@ def same_pool(ours: GrowingTree, theirs: GrowingTree) -> bool:
 @settings(max_examples=60, deadline=None)
 @given(models, st.lists(every_policy, min_size=1, max_size=3), st.lists(st.integers(0, 5), min_size=2, max_size=6))
 def test_every_policy_grows_from_a_trace_what_it_grows_from_the_drafter(model, policies: list[Policy], answer):
-    part = recorded(part_of(answer), Walking(model), dict(enumerate(policies)), reading_of(answer), NOISE)
+    part = recorded(part_of(answer), Walking(model), dict(enumerate(policies)), reading_of(answer))
     assert part.expansions.schema == EXPANSION_SCHEMA
     real, remembered = Walking(model), Remembered(memo_of(part), SETTINGS)
     for drafter in (real, remembered):
@@ -119,7 +119,7 @@ def test_every_policy_grows_from_a_trace_what_it_grows_from_the_drafter(model, p
     for position in range(len(answer) - 1):
         pending = torch.tensor(answer[position : position + 1])
         for policy in policies:
-            assert same_pool(grow(remembered, policy, pending, NOISE), grow(real, policy, pending, NOISE))
+            assert same_pool(grow(remembered, policy, pending), grow(real, policy, pending))
         for drafter in (real, remembered):
             drafter.advance(pending, None)
     assert remembered.uncovered == 0
@@ -132,35 +132,35 @@ WIDE, NARROW = Eagle2(6, 2, 2), Chain(3)
 
 
 def test_levels_are_counted_along_the_paths():
-    part = recorded(part_of([0, 1]), Table(NESTLESS), {"wide": WIDE}, reading_of([0, 1]), NOISE)
+    part = recorded(part_of([0, 1]), Table(NESTLESS), {"wide": WIDE}, reading_of([0, 1]))
     assert levels(part.expansions) == 3 and levels(EXPANSION_SCHEMA.empty_table()) == 0
 
 
 def test_beams_do_not_nest_and_what_is_lacking_is_counted_and_added():
     answer = [0, 1, 0]
-    part = recorded(part_of(answer), Table(NESTLESS), {"wide": WIDE}, reading_of(answer), NOISE)
+    part = recorded(part_of(answer), Table(NESTLESS), {"wide": WIDE}, reading_of(answer))
     assert part.expansions.num_rows == 2 * (1 + 2 + 2)  # both positions: the root, a and b, b's children
     drafter = Remembered(memo_of(part), SETTINGS)
-    growing = grow(drafter, NARROW, torch.tensor([0]), NOISE)
+    growing = grow(drafter, NARROW, torch.tensor([0]))
     assert drafter.uncovered == 1  # a's first child
     assert growing.token.tolist() == [0, 0, 0, ABSENT] and growing.log_conf[-1] == -torch.inf
     table = Table(NESTLESS)
-    wider = recorded(part, table, {"wide": WIDE, "narrow": NARROW}, reading_of(answer), NOISE)
+    wider = recorded(part, table, {"wide": WIDE, "narrow": NARROW}, reading_of(answer))
     assert wider.expansions.num_rows == part.expansions.num_rows + 2
     assert wider.expansions.filter(np.arange(12) < 10).equals(part.expansions)
     assert table.asked == 2 * [(), (0,), (0, 0)]  # the drafter catches up with what was known, and nothing else
     drafter = Remembered(memo_of(wider), SETTINGS)
-    assert grow(drafter, NARROW, torch.tensor([0]), NOISE).token.tolist() == [0, 0, 0, 0]
+    assert grow(drafter, NARROW, torch.tensor([0])).token.tolist() == [0, 0, 0, 0]
     assert drafter.uncovered == 0
 
 
 def test_what_is_known_is_not_asked_again():
     answer = [0, 1, 0]
-    part = recorded(part_of(answer), Table(NESTLESS), {"wide": WIDE}, reading_of(answer), NOISE)
+    part = recorded(part_of(answer), Table(NESTLESS), {"wide": WIDE}, reading_of(answer))
     assert lacking(part, {"the same": Eagle2(6, 2, 2), "autoregressive": Autoregressive()}) == {}
     assert list(part.requests.values()) == ["wide"]
     table = Table(NESTLESS)
-    again = recorded(part, table, {"smaller": Eagle2(3, 2, 1)}, reading_of(answer), NOISE)
+    again = recorded(part, table, {"smaller": Eagle2(3, 2, 1)}, reading_of(answer))
     assert table.asked == [] and again.expansions.equals(part.expansions)
     assert list(again.requests.values()) == ["wide", "smaller"]
 
@@ -170,7 +170,7 @@ def test_a_policy_that_learns_is_recorded_with_all_it_may_ever_ask():
 
     policy = RateOptimal(costs([1.0] * 61), budget=4, top_k=2, depth=2)
     model, answer = PathModel(3, FINE), [1, 2, 3]
-    part = recorded(part_of(answer), Walking(model), {"rate": policy}, reading_of(answer), NOISE)
+    part = recorded(part_of(answer), Walking(model), {"rate": policy}, reading_of(answer))
     assert part.expansions.num_rows == 2 * (1 + 2)
     assert not lacking(part, {"after many passes": policy})
 
@@ -184,8 +184,8 @@ def test_more_candidates_come_behind_those_that_are_known():
             return Draft(draft.token.flip(1), draft.log_conf - 1e-3, draft.entropy)
 
     model, answer = PathModel(5, FINE), [1, 2]
-    narrow = recorded(part_of(answer), Walking(model), {"two": Eagle2(4, 2, 1)}, reading_of(answer), NOISE)
-    wide = recorded(narrow, Rounding(model), {"four": Eagle2(4, 4, 1)}, reading_of(answer), NOISE)
+    narrow = recorded(part_of(answer), Walking(model), {"two": Eagle2(4, 2, 1)}, reading_of(answer))
+    wide = recorded(narrow, Rounding(model), {"four": Eagle2(4, 4, 1)}, reading_of(answer))
     before, after = (part.expansions["token"].to_pylist() for part in (narrow, wide))
     assert [len(row) for row in after] == [4] * 5
     assert [row[:2] for row in after[:3]] == before
@@ -202,9 +202,9 @@ def test_a_head_is_caught_up_with_what_the_memo_answered(kind: str):
     reading = read(target, build_drafter(target, kind).taps, text, Sampling())
     first, second = {"shallow": Eagle2(8, 3, 1)}, {"deep": Eagle2(8, 3, 3)}
     part = replace(part_of([]), text=text)
-    split = recorded(recorded(part, build_drafter(target, kind), first, reading, NOISE), build_drafter(target, kind),
-                     second, reading, NOISE)  # fmt: skip
-    whole = recorded(part, build_drafter(target, kind), second, reading, NOISE)
+    split = recorded(recorded(part, build_drafter(target, kind), first, reading), build_drafter(target, kind),
+                     second, reading)  # fmt: skip
+    whole = recorded(part, build_drafter(target, kind), second, reading)
 
     def paths(part):
         """(position, tokens below the root) of every expansion to its candidates and confidences."""
@@ -233,10 +233,10 @@ def test_candidates_that_were_drawn_at_random_are_refused_and_so_is_nan():
             return replace(draft, log_conf=draft.log_conf * torch.nan)
 
     model, reading = PathModel(3, FINE), reading_of([1, 2])
-    with pytest.raises(ValueError, match="draws its candidates at random"):
-        recorded(part_of([1, 2]), Drawn(model), {"chain": Chain(1)}, reading, NOISE)
+    with pytest.raises(ValueError, match=r"Drawn draws its candidates at random, and draw.kind=top_k does not"):
+        recorded(part_of([1, 2]), Drawn(model), {"chain": Chain(1)}, reading)
     with pytest.raises(ArithmeticError, match="NaN at answer position 0"):
-        recorded(part_of([1, 2]), Broken(model), {"chain": Chain(1)}, reading, NOISE)
+        recorded(part_of([1, 2]), Broken(model), {"chain": Chain(1)}, reading)
 
 
 # --- the text goes on behind its end ---
@@ -268,7 +268,7 @@ def test_a_text_goes_on_behind_its_end_of_sequence_and_stops_at_the_end_of_the_c
 
 def written(folder, answer=(0, 1, 0, 1), name: str = "a", index: int = 0, **changes) -> Part:
     part = part_of(list(answer), name, index, **changes)
-    part = recorded(part, Walking(PathModel(7, FINE)), {"eagle2": Eagle2(6, 3, 2)}, reading_of(list(answer)), NOISE)
+    part = recorded(part, Walking(PathModel(7, FINE)), {"eagle2": Eagle2(6, 3, 2)}, reading_of(list(answer)))
     part.write(folder)
     return part
 
@@ -352,10 +352,23 @@ def test_settings_name_target_and_drafter():
     assert all(other != ours for other in others)
 
 
+def test_settings_name_a_draw_that_expansions_depend_on():
+    """The most likely candidates do not depend on it, and coupled ones at temperature 0 are these."""
+    target = build_target()
+    rest = target, build_drafter(target)
+    for draw in (Draw("top_k", 0.5), Draw("coupled")):
+        assert trace_settings(*rest, Sampling(), 9, 0, draw) == trace_settings(*rest, Sampling(), 9, 0)
+    coupled = trace_settings(*rest, Sampling(0.7), 9, 0, Draw("coupled", error_scale=2.0))
+    assert coupled["draw"] == {"kind": "coupled", "temperature": 0.7, "error_scale": 2.0}
+    assert draw_of(coupled) == Draw("coupled", 0.7, 2.0) and draw_of(SETTINGS) == TOP_K
+    with pytest.raises(ValueError, match=r"draw.kind=hybrid are drawn anew by every pass"):
+        trace_settings(*rest, Sampling(0.7), 9, 0, Draw("hybrid"))
+
+
 def test_a_recorder_says_what_it_records():
     """The seam's attributes are the drafter's, so that growth ends where the drafter's depth does."""
     drafter = Walking(PathModel(3, FINE), max_depth=2)
     recorder = Recorder(drafter)
     recorder.start(None, None, None)
-    growing = grow(recorder, Chain(5), torch.tensor([3]), NOISE)
+    growing = grow(recorder, Chain(5), torch.tensor([3]))
     assert recorder.vocab_size == 6 and len(growing.levels) == 2

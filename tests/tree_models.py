@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from eagle_tree.decode import grow
 from eagle_tree.drafter.base import Drafter
-from eagle_tree.noise import Noise
+from eagle_tree.noise import PassNoise
 from eagle_tree.policy import (
     Autoregressive,
     BestFirst,
@@ -88,7 +88,7 @@ class FakeDrafter(Drafter):
     def calls(self) -> int:
         return len(self.asked)
 
-    def expand(self, growing: GrowingTree, frontier: Frontier, noise: Noise) -> Draft:
+    def expand(self, growing: GrowingTree, frontier: Frontier, noise: PassNoise | None) -> Draft:
         self.asked.append((frontier.node.tolist(), frontier.n_candidates))
         log_probs = torch.stack([self.model.log_probs(path_of(growing, node)) for node in frontier.node.tolist()])
         token = stable_topk(log_probs, frontier.n_candidates)[1]
@@ -103,7 +103,7 @@ class HandDrafter(Drafter):
         self.otherwise = otherwise
         self.vocab_size = max(map(len, [*table.values(), otherwise or []]))
 
-    def expand(self, growing: GrowingTree, frontier: Frontier, noise: Noise) -> Draft:
+    def expand(self, growing: GrowingTree, frontier: Frontier, noise: PassNoise | None) -> Draft:
         paths = [path_of(growing, node)[1:] for node in frontier.node.tolist()]
         rows = torch.tensor([self.table.get(path, self.otherwise) for path in paths])
         token = torch.arange(frontier.n_candidates).expand(len(paths), -1)
@@ -118,7 +118,7 @@ class SameDrafter(Drafter):
         self.vocab_size = len(probabilities)
         self.max_depth = max_depth
 
-    def expand(self, growing: GrowingTree, frontier: Frontier, noise: Noise) -> Draft:
+    def expand(self, growing: GrowingTree, frontier: Frontier, noise: PassNoise | None) -> Draft:
         shape = (frontier.node.shape[0], frontier.n_candidates)
         token = torch.arange(shape[1], device=self.row.device).expand(shape)
         entropy = torch.special.entr(self.row).sum().expand(shape[0])
@@ -141,7 +141,7 @@ def path_of(growing: GrowingTree, node: int) -> Path:
 
 def grown(drafter: Drafter | None, policy: Policy) -> GrowingTree:
     """The pool of a policy."""
-    return grow(drafter, policy, torch.tensor([ROOT_TOKEN]), Noise(0, 0))
+    return grow(drafter, policy, torch.tensor([ROOT_TOKEN]))
 
 
 def selected(growing: GrowingTree, policy: Policy) -> Tree:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from eagle_tree.accept.base import Accepted, Rule, ended_at, probabilities
+from eagle_tree.checks import is_number
 from eagle_tree.noise import GumbelRows
 from eagle_tree.tree import Tree, stable_topk
 from eagle_tree.warp import Law
@@ -35,7 +36,7 @@ class Typical(Rule):
     def __post_init__(self) -> None:
         for name in ("epsilon", "alpha"):
             value = getattr(self, name)
-            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1:
+            if not is_number(value) or not 0 <= value < 1:
                 raise ValueError(f"Typical: {name}={value!r} must be a number >= 0 and below 1")
 
     def accept(self, tree: Tree, law: Law, noise: GumbelRows, position: int) -> Accepted:

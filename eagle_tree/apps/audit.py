@@ -45,18 +45,16 @@ def audit(config: DictConfig) -> dict[str, Any]:
         raise ValueError(
             f"accept={type(rule).__name__} {why}: there is no text to compare with; see eagle-tree certify"
         )
+    folder = common.new_run_folder(config, "audit", "audit.json")
     prompts = common.read_prompts(config.data)
     if not prompts:
         raise ValueError("data: no prompts to decode")
     target = common.build_target(config.target)
-    common.check_made_for([policy], target, sampling)
     drafter = common.build_drafter(config.drafter, target)
+    common.check_made_for([policy], target, drafter, sampling)
     prompts = [(prompt.id, target.encode_chat(list(prompt.messages))) for prompt in prompts]
     common.check_requests(target, drafter, [policy], prompts, config.max_new_tokens, sampling, rule, draw)
 
-    folder = common.new_run_folder(config, "audit")
-    if (folder / "audit.json").exists():
-        raise FileExistsError(f"{folder} already holds an audit; name another folder")
     cache, found, tokens = target.new_cache(), [], 0
     settings = {"sampling": sampling, "seed": config.seed, "cache": cache, "record_nodes": False}
     for prompt_id, ids in tqdm(prompts, unit="prompt", dynamic_ncols=True):

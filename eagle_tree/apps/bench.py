@@ -48,18 +48,18 @@ def bench(config: DictConfig) -> dict[str, Any]:
     policies = chosen_policies(config)
     sampling = Sampling(config.temperature, config.top_k, config.top_p)
     rule, draw = common.build_rule(config)
+    folder = common.new_run_folder(config, "bench", "run.json", "parts")
     prompts = common.read_prompts(config.data)
     if not prompts:
         raise ValueError("data: no prompts to decode")
     target = common.build_target(config.target)
-    common.check_made_for(policies.values(), target, sampling)
     drafter = common.build_drafter(config.drafter, target)
+    common.check_made_for(policies.values(), target, drafter, sampling)
     prompts = [(prompt, target.encode_chat(list(prompt.messages))) for prompt in prompts]
     requests = [(prompt.id, ids) for prompt, ids in prompts]
     common.check_requests(target, drafter, policies.values(), requests, config.max_new_tokens, sampling, rule, draw)
 
     started = time.perf_counter()
-    folder = common.new_run_folder(config, "bench")
     writer = RunWriter(folder)
     cache = target.new_cache()
     settings = {"sampling": sampling, "rule": rule, "draw": draw, "seed": config.seed, "cache": cache}

@@ -12,13 +12,20 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from eagle_tree import calibration, plots
+from eagle_tree.accept import Match, Sequential
 from eagle_tree.apps import common
-from eagle_tree.calibration import calibrated, expected_calibration_error, fit_isotonic, fit_temperatures, judged_nodes
+from eagle_tree.calibration import (
+    by_outcome,
+    calibrated,
+    expected_calibration_error,
+    fit_isotonic,
+    fit_temperatures,
+    judged_nodes,
+)
 from eagle_tree.checks import check_count, is_count
 from eagle_tree.cost import CostTable, measure
 from eagle_tree.decode import generate
 from eagle_tree.drafter.base import Drafter
-from eagle_tree.noise import Noise
 from eagle_tree.policy import Eagle2
 from eagle_tree.record import read_run
 from eagle_tree.target import Target
@@ -50,6 +57,9 @@ def fit_confidences(config: DictConfig) -> dict[str, Any]:
     if policy not in counts.index:
         raise ValueError(f"policy={policy!r} drafted nothing in {run}; its node table has {', '.join(counts.index)}")
     nodes = nodes[nodes.policy == policy]
+    rule = common.build(OmegaConf.create(about["config"]["accept"]))()
+    if type(rule) not in (Match, Sequential):  # these accept a node with the target's probability of it
+        nodes = by_outcome(nodes)
     prompts = nodes.prompt_id.unique()
     if len(prompts) < 2:
         raise ValueError(f"{run} holds {len(prompts)} prompt with nodes; two at least are needed to fit and to judge")
@@ -133,20 +143,20 @@ def draft_times(
 ) -> pd.DataFrame:
     """Times of a drafter step: width 1 is the root's, two accepted tokens included; others expand its candidates."""
     features = target.prefill(token, target.new_cache(), drafter.taps).features if drafter.taps else None
-    pending, noise = token[-1:], Noise(0, 0, target.device)
+    pending = token[-1:]
     drafter.start(token, features, pending)
     again = None if features is None else features[-2:]
     growing = GrowingTree.from_root(pending)
     root = Frontier(pending.new_zeros(1), candidates)
-    pool = growing.append(root, drafter.expand(growing, root, noise))
+    pool = growing.append(root, drafter.expand(growing, root, None))
 
     def run(width: int) -> None:
         if width == 1:
             drafter.advance(token[-2:], again)
-        drafter.expand(growing, root, noise)  # computed in the first case, remembered in the others
+        drafter.expand(growing, root, None)  # computed in the first case, remembered in the others
         if width > 1:
             node = torch.arange(1, width + 1, device=token.device)
-            drafter.expand(pool, Frontier(node, candidates), noise)
+            drafter.expand(pool, Frontier(node, candidates), None)
 
     points = measure(run, widths, repeats, synchronizer(target.device), tolerance=float("inf"))
     return points.assign(stage="draft", context=len(token), batch=1)

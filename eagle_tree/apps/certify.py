@@ -66,9 +66,9 @@ def certify(config: DictConfig) -> dict[str, Any]:
 
 
 def named_rules(names: list[str] | None) -> list[tuple[str, Rule]]:
-    """The rules of conf/accept, or those named."""
+    """The rules of conf/accept, or those named; a yaml that chooses among the others is no rule of its own."""
     folder = common.conf_dir() / "accept"
-    known = sorted(path.stem for path in folder.glob("*.yaml"))
+    known = sorted(path.stem for path in folder.glob("*.yaml") if "among" not in OmegaConf.load(path))
     if names is not None and (not isinstance(names, list) or not names or set(names) - set(known)):
         raise ValueError(f"rules={names!r} must be a list of names in conf/accept: {', '.join(known)}")
     return [(name, common.build(OmegaConf.load(folder / f"{name}.yaml"))()) for name in names or known]

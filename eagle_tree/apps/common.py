@@ -31,7 +31,7 @@ from eagle_tree.drafter.base import Drafter
 from eagle_tree.policy import Policy
 from eagle_tree.prompts import Prompt, load_prompts
 from eagle_tree.target import Target
-from eagle_tree.tree import Draw
+from eagle_tree.tree import TOP_K, Draw
 from eagle_tree.warp import Sampling
 
 
@@ -148,8 +148,13 @@ def timed_by(fields: Any, cost: dict[str, Any]) -> Any:
 def build_rule(config: DictConfig) -> tuple[Rule, Draw]:
     """The acceptance rule of a config, and how candidates are drawn for it."""
     rule = build(config.accept)()
-    fields = OmegaConf.to_container(config.draw, resolve=True)
-    return rule, Draw(**{**fields, "kind": fields["kind"] or rule.default_draw.kind})
+    return rule, build_draw(config.draw, rule.default_draw)
+
+
+def build_draw(config: DictConfig, default: Draw = TOP_K) -> Draw:
+    """How candidates are drawn; of the default's kind where the config names none."""
+    fields = OmegaConf.to_container(config, resolve=True)
+    return Draw(**{**fields, "kind": fields["kind"] or default.kind})
 
 
 def lossy_note(rule: Rule) -> str:
@@ -220,18 +225,29 @@ def check_requests(
                 raise ValueError(f"prompt {prompt_id}: {error}") from None
 
 
-def check_made_for(policies: Iterable[Policy], target: Target, sampling: Sampling) -> None:
+def check_made_for(policies: Iterable[Policy], target: Target, drafter: Drafter, sampling: Sampling) -> None:
     """Raise ValueError for a policy whose cost table or calibration was measured on something else."""
-    here = {**machine(target), "greedy": sampling.greedy}
+    here = {**machine(target), "greedy": sampling.greedy, "drafter": drafter.fingerprint}
     for policy in policies:
         policy.check_machine(here)
 
 
-def new_run_folder(config: DictConfig, verb: str) -> Path:
-    """Where a run writes: `run` if given, else a name that two runs of the same second do not share."""
-    if config.run is not None:
-        return Path(config.run)
-    return Path(config.output) / f"{verb}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+def new_run_folder(config: DictConfig, verb: str, *left: str) -> Path:
+    """Where a run writes: `run` if given, else a name that two runs of the same second do not share.
+
+    Args:
+        left: what a run of the verb leaves in its folder, whole or stopped.
+
+    Raises:
+        FileExistsError: a run was there before.
+    """
+    if config.run is None:
+        return Path(config.output) / f"{verb}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    folder = Path(config.run)
+    for name in left:
+        if (folder / name).exists():
+            raise FileExistsError(f"run={folder} already holds {name}, of an earlier run; name another folder")
+    return folder
 
 
 def finite(value: float) -> float | None:

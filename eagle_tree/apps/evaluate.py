@@ -22,7 +22,6 @@ from eagle_tree.checks import check_count
 from eagle_tree.drafter.base import Drafter
 from eagle_tree.evaluate import Text, answered, check_candidates, covered, follow, measure, read
 from eagle_tree.files import write_json, write_table
-from eagle_tree.noise import Noise
 from eagle_tree.policy import Accuracy, Autoregressive, Policy
 from eagle_tree.record import PASS_SCHEMA
 from eagle_tree.target import Target
@@ -44,15 +43,13 @@ def evaluate(config: DictConfig) -> dict[str, Any]:
     check_count("max_new_tokens", config.max_new_tokens, least=2)  # the first is prefill's own
     if config.get("drafter") is None:
         raise ValueError("drafter: none is given, and a drafter is what is judged")
-    folder = common.new_run_folder(config, "evaluate")
-    if (folder / "evaluation.json").exists():
-        raise FileExistsError(f"{folder} already holds an evaluation; name another folder")
+    folder = common.new_run_folder(config, "evaluate", "evaluation.json")
     prompts = common.read_prompts(config.data)
     if not prompts:
         raise ValueError("data: no prompts to evaluate on")
     target = common.build_target(config.target)
-    common.check_made_for(policies.values(), target, sampling)
     drafter = common.build_drafter(config.drafter, target)
+    common.check_made_for(policies.values(), target, drafter, sampling)
     prompts = [Text(one.id, one.category, target.encode_chat(list(one.messages))) for one in prompts]
     check_candidates(drafter)
     everyone = [Autoregressive(), *policies.values()]
@@ -64,7 +61,7 @@ def evaluate(config: DictConfig) -> dict[str, Any]:
     try:
         stream = answered(texts_path, target, prompts, sampling, config.max_new_tokens, config.seed)
         texts = list(tqdm(stream, "the target's texts", len(prompts), unit="text", dynamic_ncols=True))
-        tables = judge(target, drafter, policies, texts, sampling, config.depths, config.seed)
+        tables = judge(target, drafter, policies, texts, sampling, config.depths)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"the finished texts are kept in {texts_path}: give them as texts=FILE") from None
     if not tables["prompts"].drafted.sum():
@@ -86,26 +83,24 @@ def judge(
     texts: list[Text],
     sampling: Sampling,
     depths: int,
-    seed: int,
 ) -> dict[str, pd.DataFrame]:
     """Every count: tables `hits` (prompt, depth, rank), `bins` (prompt, depth, confidence), `passes`, `prompts`."""
     hits, bins, passes, prompts = [], [], [], []
     with tqdm(total=len(texts) * (1 + len(policies)), unit="walk", dynamic_ncols=True) as bar:
         for text in texts:
             reading = read(target, drafter.taps, text, sampling)
-            noise = Noise(seed, text.prompt_id, target.device)
             drafted = len(text.answer_ids) - 1
             sizes = {"prompt_tokens": len(text.prompt_ids), "answer_tokens": len(text.answer_ids), "drafted": drafted}
             known = {"prompt_id": text.prompt_id, "category": text.category}
             prompts.append({**known, **sizes, "covered": covered(drafter, reading.answer)})
             bar.set_postfix_str(f"{text.prompt_id} depths", refresh=False)
-            of_depth, of_bin = measure(drafter, reading, depths, noise)
+            of_depth, of_bin = measure(drafter, reading, depths)
             hits.append(of_depth)
             bins.append(of_bin)
             bar.update()
             for name, policy in policies.items():
                 bar.set_postfix_str(f"{text.prompt_id} {name}", refresh=False)
-                passes += follow(drafter, policy, reading, noise, target.max_length, name)
+                passes += follow(drafter, policy, reading, target.max_length, name)
                 bar.update()
     tables = {"hits": pd.concat(hits, ignore_index=True), "bins": pd.concat(bins, ignore_index=True)}
     columns = PASS_SCHEMA.names

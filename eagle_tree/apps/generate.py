@@ -34,8 +34,8 @@ def answer(prompt: str | None, config: DictConfig) -> dict[str, Any]:
     policy = common.build_policy(config.policy)
     rule, draw = common.build_rule(config)
     target = common.build_target(config.target)
-    common.check_made_for([policy], target, sampling)
     drafter = common.build_drafter(config.drafter, target)
+    common.check_made_for([policy], target, drafter, sampling)
     messages = [{"role": "system", "content": config.system}] if config.system else []
     ids = target.encode_chat([*messages, {"role": "user", "content": str(prompt)}])
     check_request(target, drafter, policy, ids, config.max_new_tokens, sampling, rule, draw)

@@ -39,9 +39,7 @@ def main(arguments: list[str]) -> int:
 
 def alone(config: DictConfig) -> dict[str, Any]:
     """Replay the policies that a config describes."""
-    folder = common.new_run_folder(config, "replay")
-    if (folder / "run.json").exists():
-        raise FileExistsError(f"{folder} already holds a run; name another folder")
+    folder = common.new_run_folder(config, "replay", "run.json")
     outcome = replayed(config)
     summary, result = write(outcome, folder, config)
     print("\n".join(lines(summary, outcome.cost, outcome.trace)))
@@ -111,10 +109,11 @@ class Outcome:
 
 def replayed(config: DictConfig, quiet: bool = False) -> Outcome:
     """Replay all policies of a config."""
-    check_rule(common.build(config.accept)())
+    rule = common.build(config.accept)()
     policies = chosen_policies(config, config.get("cost"))
     policies.pop(BASELINE, None)
     trace = loaded(*known(config)[:2])
+    check_rule(trace, rule)
     for name, policy in policies.items():
         try:
             check_replayable(trace, policy)
@@ -180,7 +179,8 @@ def lines(summary: pd.DataFrame, cost: CostTable | None, trace: Trace) -> list[s
             cells["of the bound"] = f"{row['bound_share']:.1%}"
         rows.append({**cells, "uncovered": str(row["uncovered"])})
     notes = [
-        f"trace of {len(trace.parts)} prompts, {len(trace.context)} positions, T = {trace.settings['temperature']}."
+        f"trace of {len(trace.parts)} prompts, {len(trace.context)} positions, T = {trace.settings['temperature']}, "
+        f"{trace.draw.kind} drafts."
     ]
     if cost is not None:
         modelled = "modelled, not measured" if cost.about.get("modelled") else "as measured"

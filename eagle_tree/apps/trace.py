@@ -20,13 +20,15 @@ from eagle_tree.apps.bench import chosen_policies
 from eagle_tree.checks import check_count
 from eagle_tree.drafter.base import Drafter
 from eagle_tree.evaluate import Text, answered, read
-from eagle_tree.noise import Noise
+from eagle_tree.noise import GumbelRows, Noise
 from eagle_tree.policy import Policy
 from eagle_tree.target import Target
 from eagle_tree.trace import (
     Part,
+    check_judged,
     check_same,
     continued,
+    draw_of,
     holds_trace,
     lacking,
     levels,
@@ -61,6 +63,9 @@ def trace(config: DictConfig) -> dict[str, Any]:
         raise ValueError("data: no prompts to record on")
     options = parts[0].settings if config.extend is not None else config
     sampling = Sampling(options["temperature"], options["top_k"], options["top_p"])
+    draw = draw_of(options) if config.extend is not None else common.build_draw(config.draw)
+    if config.trace.target_prob:
+        check_judged(draw.at(sampling.temperature))
     seed, max_new_tokens = options["seed"], options["max_new_tokens"]
     for policy in policies.values():  # before a model is loaded
         policy.check_machine({"greedy": sampling.greedy})
@@ -72,7 +77,7 @@ def trace(config: DictConfig) -> dict[str, Any]:
     texts = [Text(one.id, one.category, target.encode_chat(list(one.messages))) for one in prompts]
     requests = [(text.prompt_id, text.prompt_ids) for text in texts or (part.text for part in parts)]
     common.check_requests(target, drafter, policies.values(), requests, max_new_tokens, sampling)
-    settings = trace_settings(target, drafter, sampling, max_new_tokens, seed)
+    settings = trace_settings(target, drafter, sampling, max_new_tokens, seed, draw)
     for part in parts[:1]:
         check_same(part.settings, settings, str(folder), "what is asked for now")
 
@@ -122,7 +127,8 @@ def record(
     seed, text = part.settings["seed"], part.text
     if lacking(part, policies):
         reading = read(target, drafter.taps, text, Sampling())  # of the forward, the features alone are needed
-        part = recorded(part, drafter, policies, reading, Noise(seed, text.prompt_id, target.device))
+        noise = GumbelRows(Noise(seed, text.prompt_id, target.device), target.vocab_size)
+        part = recorded(part, drafter, policies, reading, noise)
         if len(part.ahead_ids) < (wanted := levels(part.expansions) + 1):
             part = replace(part, ahead_ids=continued(target, text, wanted, sampling, seed, target.new_cache()))
     if positions > len(part.sampled) < len(text.answer_ids) - 1 or (positions and budget > part.tree_budget):

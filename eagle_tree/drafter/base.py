@@ -54,11 +54,11 @@ class Drafter:
         """
         raise NotImplementedError
 
-    def expand(self, growing: GrowingTree, frontier: Frontier, noise: PassNoise) -> Draft:
+    def expand(self, growing: GrowingTree, frontier: Frontier, noise: PassNoise | None) -> Draft:
         """Candidates for every frontier node, in one batched forward.
 
         `frontier.draw` says how they are taken from the drafter's distribution: hand it to `draw.candidates`, which
-        draws with the pass's `noise` where that is asked for.
+        draws with the pass's `noise` where that is asked for (None where nothing is drawn).
         """
         raise NotImplementedError
 

@@ -269,7 +269,7 @@ class EagleDrafter(Drafter):
         self.sequence.features.append(features)
 
     @torch.inference_mode()
-    def expand(self, growing: GrowingTree, frontier: Frontier, noise: PassNoise) -> Draft:
+    def expand(self, growing: GrowingTree, frontier: Frontier, noise: PassNoise | None) -> Draft:
         logits = self._expand_root(growing) if not growing.levels else self._expand_nodes(growing, frontier.node)
         return candidates(logits.float().log_softmax(-1), growing, frontier, noise, self.target_id)
 

@@ -178,7 +178,7 @@ class MedusaDrafter(Drafter):
         self.log_q = self.proposals = None
 
     @torch.inference_mode()
-    def expand(self, growing: GrowingTree, frontier: Frontier, noise: PassNoise) -> Draft:
+    def expand(self, growing: GrowingTree, frontier: Frontier, noise: PassNoise | None) -> Draft:
         if len(growing.levels) >= self.max_depth and bool((growing.depth[frontier.node] >= self.max_depth).any()):
             raise ValueError(f"{self.max_depth} Medusa heads propose to depth {self.max_depth}: growth must end there")
         if self.log_q is None:

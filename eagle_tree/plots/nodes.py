@@ -108,7 +108,7 @@ def marginal_value(table: pd.DataFrame, price: float | None = None, title: str =
         left.axhline(price, color=look(1)["color"], lw=1, label="what a node must add to pay for its time")
     left.set(xlabel="N, nodes in order of score", ylabel="tokens a pass that the N-th node adds", yscale="log")
     left.set_ylim(LEAST_VALUE, 1.5)
-    left.legend(frameon=False, fontsize=8, loc="lower left")
+    left.legend(frameon=False, fontsize=8, loc="upper right")
     right.plot(table.place, table.together, ms=3.5, lw=1.2, **look(0), label="under the target")
     right.plot(table.place, 1 + table.promised.cumsum(), color="0.4", ls="--", lw=1.2, label="promised by the drafter")
     right.set(xlabel="N, nodes in order of score", ylabel="expected tokens a pass of the N best", ylim=(0.9, None))
@@ -153,7 +153,7 @@ def by_context(table: pd.DataFrame, of_prompt: pd.DataFrame, thirds: pd.DataFram
         axis.set_xticks(range(len(table)), labels, fontsize=8)
         axis.set(xlabel="position in the tree (ranks from the root)", ylim=(-0.03, 1.03))
         axis.grid(axis="y", alpha=0.25)
-        axis.legend(frameon=False, fontsize=8, loc="upper right")
+        axis.legend(frameon=False, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
     left.set_ylabel("acceptance, given the parent's")
     figure.suptitle(title or "Acceptance by position and context", fontsize=11)
     return figure

@@ -70,7 +70,10 @@ class Calibrated(Policy):
             raise ValueError(f"the calibration was fitted at {fitted}; at {now} acceptance is another event")
         drafter = self.calibration.drafter
         if None not in (drafter, about.get("drafter")) and about["drafter"] != drafter:
-            raise ValueError(f"the calibration is of drafter {drafter}; here it is {about['drafter']}")
+            raise ValueError(
+                f"the calibration is of drafter {drafter}; here it is {about['drafter']}: fit one on a run of this "
+                "drafter with `eagle-tree calibrate nodes=RUN`"
+            )
         self.policy.check_machine(about)
 
     def observe(self, row) -> None:

@@ -54,8 +54,8 @@ def measured(work: Path, temperature: int, cost: CostTable) -> tuple[pd.DataFram
         policies[f"OPT-Tree, {size}"] = common.policy(
             {"policy": "opt_tree", "budget": size, "top_k": 10, "width": 10, "depth": 6}
         )
-        policies[f"best first, {size}"] = common.policy({"policy": "best_first", "budget": size, "depth": 6})
-        policies[f"TALON, {size}"] = common.policy({"policy": "talon", "budget": size, "depth": 6})
+        policies[f"best first, {size}"] = common.policy({"policy": "best_first", "budget": size, "depth": 8})
+        policies[f"TALON, {size}"] = common.policy({"policy": "talon", "budget": size, "depth": 8})
     passes = common.replayed(work, "judge", temperature, policies, cost)
     table = analysis.replayed(passes).assign(prompts=passes.prompt_id.nunique()).set_index("policy")
     for name, size in sizes.items():
