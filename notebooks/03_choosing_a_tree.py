@@ -12,12 +12,15 @@
 # * `data/trace`: what the drafter says along the texts (`eagle-tree trace`);
 # * `data/replayed`: the passes that every tree would have made on that trace (`eagle-tree replay`, no model needed).
 #
-# `record.sh` shows the commands. The times are of a small model on a laptop-sized CPU: the *method* carries over to
-# your machine, the numbers do not.
+# `record.sh` shows the commands. The machine is a plain CPU with two cores and the model a small one in float32:
+# about the least friendly place for speculative decoding. That is on purpose. The *method* carries over to your
+# machine, the numbers do not, and the last section shows how far they may be apart.
 
 # %%
 # %matplotlib inline
 # %config InlineBackend.print_figure_kwargs = {"dpi": 64}
+import pandas as pd
+
 from eagle_tree import analysis, plots
 from eagle_tree.bound import fastest
 from eagle_tree.cost import CostTable
@@ -31,9 +34,10 @@ print(f"{len(trace.parts)} prompts, {len(trace.context)} positions, temperature 
 # ## What one more position costs
 #
 # The claim behind speculative decoding is that verifying n positions takes about as long as one. Here is T(n)/T(1),
-# measured. A GPU that waits for its memory has a long flat stretch before it climbs; a CPU has a short one, if any.
-# The curve comes in stairs, where the matrix kernels fill another tile: a tree that ends just before a stair is cheap
-# for its size, one that ends just behind it is not.
+# measured. A GPU that waits for its memory has a long flat stretch before it climbs. This CPU has a step at once: one
+# position is a matrix times a vector, two and more take another kernel. From there on the curve comes in stairs,
+# where the kernels fill another tile. A tree that ends just before a stair is cheap for its size; one that ends just
+# behind it is not.
 
 # %%
 plots.verify_cost(cost.points)
@@ -62,29 +66,35 @@ table = analysis.replayed(passes, fastest(trace, cost)).set_index("policy")
 table[["nodes", "tau", "tokens_per_second", "speedup", "speedup_low", "speedup_high"]].round(2)
 
 # %%
-families = {"chain": "chain", "top_k=4": "EAGLE-2, 4 wide, 3 levels", "top_k=6": "EAGLE-2, 6 wide, 5 levels"}
-drafting = table.drop("autoregressive").reset_index()
-drafting["family"] = [
-    next((family for mark, family in families.items() if mark in name), "rate-optimal") for name in drafting.policy
-]
-drafting = drafting.rename(columns={"tokens_per_second": "predicted"}).assign(tokens_per_second=float("nan"))
-plots.policy_sweep(
-    drafting, table.tokens_per_second["autoregressive"], "Trees by size, replayed in this machine's time"
-)
+FAMILIES = {"chain": "chain", "top_k=4": "EAGLE-2, 4 wide, 3 levels", "top_k=6": "EAGLE-2, 6 wide, 5 levels"}
+
+
+def by_size(table):
+    """The rows that draft, as `plots.policy_sweep` wants them; all speeds are a cost table's."""
+    drafting = table.drop("autoregressive").reset_index()
+    family = [next((FAMILIES[mark] for mark in FAMILIES if mark in name), "rate-optimal") for name in drafting.policy]
+    return drafting.assign(family=family, predicted=drafting.tokens_per_second, tokens_per_second=float("nan"))
+
+
+sizes = by_size(table)
+plots.policy_sweep(sizes, table.tokens_per_second["autoregressive"], "Trees by size, in this machine's time")
 
 # %% [markdown]
 # **Left**, τ against size: it rises steeply and then flattens, since the nodes come in order of their score, the best
 # first. A chain stops gaining after a few nodes: it dies at its first miss, a tree loses a branch. The two shapes of
-# EAGLE-2 lie on one curve. **Right**, tokens per second: every family has its peak, at a size far below the one that
-# τ alone would choose; behind it each node costs more than it brings. And there the shapes differ: the deeper one
-# calls the drafter five times a pass, the other three times. The dashed line is decoding without a drafter: a large
-# tree can lose against it.
+# EAGLE-2 lie on one curve.
+#
+# **Right**, tokens per second: every family has its peak, at a size far below the one that τ alone would choose;
+# behind it each node costs more than it brings. And there the shapes differ: the deeper one calls the drafter five
+# times a pass, the other three times. The dashed line is decoding without a drafter, and **no fixed tree reaches it
+# here**, in spite of more than two tokens a pass: the first step of the cost curve has eaten the gain. Anybody who
+# quotes τ alone would not have noticed.
 #
 # Where the peak lies is one line of arithmetic. A pass that earns E tokens in S seconds runs at E/S. One more node
-# pays if its share of tokens over its share of time beats that rate. Step by step through the wider family:
+# pays if its share of tokens over its share of time beats that rate. Step by step through the better family:
 
 # %%
-wide = drafting[drafting.family == families["top_k=6"]].sort_values("nodes")
+wide = sizes[sizes.family == FAMILIES["top_k=4"]].sort_values("nodes")
 seconds = wide.tau / wide.predicted  # a pass
 steps = wide[["nodes", "tau", "predicted"]].assign(
     tokens_added=wide.tau.diff(),
@@ -109,7 +119,16 @@ steps.round(3)
 chosen = passes[passes.policy == "rate_optimal"]
 chosen[["n_nodes", "draft_steps", "accepted"]].describe().loc[["mean", "min", "25%", "50%", "75%", "max"]].round(1)
 
+# %%
+print(
+    f"passes without a tree: {(chosen.n_nodes == 0).mean():.0%}, without a call of the drafter: "
+    f"{(chosen.draft_steps == 0).mean():.0%}"
+)
+
 # %% [markdown]
+# No tree at all where the drafter has little to offer, and otherwise mostly 15 nodes, which with the root are the 16
+# positions in front of the next stair: up to there another node costs next to nothing.
+#
 # Compared with the best fixed tree, on the same prompts:
 
 # %%
@@ -137,6 +156,34 @@ share.head(6).to_frame().round(3)
 # What is missing to 1 is the price of not knowing: nodes verified that were not accepted, and steps drafted for
 # nothing. `eagle-tree replay regret=true` splits it into its causes.
 #
+# ## The same trace on another machine
+#
+# Nothing about the texts, the drafter or the trees depends on the machine. Only the cost table does, so another one
+# gives another answer within seconds. Here is the same trace in the time of an 8B model on one H100, as a roofline
+# models it (marked as modelled wherever it appears: an upper bound of speed, good for comparing policies). There, a
+# forward over 60 positions takes hardly longer than one over a single position.
+
+# %%
+other = analysis.replayed(analysis.load("data/replayed_h100").passes).set_index("policy")
+plots.policy_sweep(
+    by_size(other), other.tokens_per_second["autoregressive"], "The same passes in a modelled H100's time"
+)
+
+# %%
+both = {"CPU, float32 (measured)": table, "H100, 8B (modelled)": other}
+fixed = {name: one.drop(["autoregressive", "rate_optimal"]) for name, one in both.items()}
+pd.DataFrame(
+    {
+        "best fixed tree": {name: one.speedup.idxmax() for name, one in fixed.items()},
+        "its speed-up": {name: one.speedup.max() for name, one in fixed.items()},
+        "its nodes": {name: one.nodes[one.speedup.idxmax()] for name, one in fixed.items()},
+        "rate-optimal speed-up": {name: one.speedup["rate_optimal"] for name, one in both.items()},
+        "rate-optimal nodes": {name: one.nodes["rate_optimal"] for name, one in both.items()},
+    }
+).round(2)
+
+# %% [markdown]
+# One trace, one drafter, two answers. The rate-optimal policy found both without being told: it read the cost table.
+#
 # **For your own model**: `eagle-tree calibrate`, `eagle-tree trace` with the policies that you consider, then
-# `eagle-tree replay cost=measured`. On another machine only the cost table changes: `cost=h100_70b` replays the same
-# trace in the modelled time of a larger GPU, where far larger trees pay.
+# `eagle-tree replay cost=measured`. Do not take a tree from a paper that was measured on another machine.

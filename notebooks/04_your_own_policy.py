@@ -111,7 +111,8 @@ table[["policy", "nodes", "tau", "tokens_per_second", "speedup", "speedup_low", 
 # %% [markdown]
 # `uncovered` is 0 everywhere, so these are the passes of decoding. `LikelyEnough` grows like the first two rows of
 # EAGLE-2 (6 wide, 5 levels), but only as far and as large as it seems worth it: at the same τ it verifies fewer
-# nodes. The third row is EAGLE-2 in the shape that suits this machine best (notebook 03), the rival to beat. Is a
+# nodes. The third row is EAGLE-2 in a shape that suits this machine better (notebook 03), the rival to beat. (That
+# nothing is faster than decoding without a drafter here is the machine's doing; notebook 03 shows another.) Is a
 # difference in speed more than chance? Compare on the same prompts:
 
 # %%

@@ -19,22 +19,26 @@ eagle-tree trace folder="$work/trace" "${texts[@]}" "${tree[@]}" \
   "compare=[{policy: chain, depth: 6}, {policy: eagle2, top_k: 4, depth: 2}]"
 
 # 03 and 04: what a pass takes on the machine at hand.
-[ -f "$work/cost/cost.json" ] || eagle-tree calibrate folder="$work/cost" target.dtype=float32 "contexts=[64, 256]"
+[ -f "$work/cost/cost.json" ] || eagle-tree calibrate folder="$work/cost" target.dtype=float32
 
-# 03: chains and trees of every size on that trace, in that time, and the policy that chooses depth and size by itself.
-if [ ! -f "$work/replayed/run.json" ]; then
-  rm -rf "${work:?}/replayed"
-  listed=""
-  for depth in 1 2 3 4 6; do listed+="{policy: chain, depth: $depth}, "; done
-  for budget in 4 8 12 20; do listed+="{policy: eagle2, top_k: 4, depth: 2, budget: $budget}, "; done
-  for budget in 4 8 12 16 24 32 48 59; do listed+="{policy: eagle2, top_k: 6, depth: 4, budget: $budget}, "; done
-  eagle-tree replay run="$work/replayed" trace="$work/trace" cost=measured cost.folder="$work/cost" \
+# 03: chains and trees of every size on that trace, and the policy that chooses depth and size by itself; in the time of
+# this machine, and in that of a modelled GPU with a larger model.
+listed=""
+for depth in 1 2 3 4 6; do listed+="{policy: chain, depth: $depth}, "; done
+for budget in 4 8 12 20; do listed+="{policy: eagle2, top_k: 4, depth: 2, budget: $budget}, "; done
+for budget in 4 8 12 16 24 32 48 59; do listed+="{policy: eagle2, top_k: 6, depth: 4, budget: $budget}, "; done
+replay() { # FOLDER COST…
+  [ ! -f "$work/$1/run.json" ] || return 0
+  rm -rf "${work:?}/$1"
+  eagle-tree replay run="$work/$1" trace="$work/trace" "${@:2}" \
     policy=rate_optimal policy.top_k=6 policy.depth=4 "compare=[${listed%, }]"
-fi
+}
+replay replayed cost=measured cost.folder="$work/cost"
+replay replayed_h100 cost=h100_8b
 
 # Tables alone: the verbs' own figures and the trace's texts (they are in its parts, too) stay behind.
 rm -rf notebooks/data
 mkdir notebooks/data
-cp -r "$work"/{decoded,trace,cost,replayed} notebooks/data
+cp -r "$work"/{decoded,trace,cost,replayed,replayed_h100} notebooks/data
 rm -f notebooks/data/*/*.png notebooks/data/trace/texts.parquet
 du -ab notebooks/data | tail -n 1
