@@ -10,6 +10,8 @@ from matplotlib.figure import Figure
 from eagle_tree.plots.style import COLORS, bars, interval_note, look
 
 SHARES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
+MOST_TICKS = 8
+"""Sizes that an axis names one by one; of more it names powers of two."""
 TAU = "τ (tokens per pass, bonus included)"
 
 
@@ -46,6 +48,8 @@ def tau_by_size(table: pd.DataFrame, title: str = "") -> Figure:
             line = rows[rows.policy == name].sort_values("nodes")
             axis.errorbar(line.nodes, line.tau, bars(line, "tau"), label=name, capsize=2, ms=5, lw=1.2, **look(index))
         sizes = sorted(rows.nodes.unique())
+        if len(sizes) > MOST_TICKS:
+            sizes = [2**place for place in range(int(np.log2(sizes[-1])) + 1)]
         axis.set_xscale("log", base=2)
         axis.set_xticks(sizes, [f"{size:g}" for size in sizes], minor=False)
         axis.minorticks_off()
