@@ -1,6 +1,6 @@
 """The fixed EAGLE-2 trees of most tokens per second here: replayed on the fit half, in the time of the cost table.
 
-python search.py WORK [small]             writes WORK/search_T.csv, best first, unless it is there; small: a few sizes
+python search.py WORK [small]             writes WORK/search_T.csv, best first, unless it is newer than the costs
 python search.py WORK entries T NUMBER    bench's entries of a live repeat: the fastest, and what they meet
 """
 
@@ -62,7 +62,7 @@ def entries(work: Path, temperature: int, number: int) -> str:
 def main(work: Path, small: bool) -> None:
     for temperature in common.TEMPERATURES:
         path = work / f"search_{temperature}.csv"
-        if not path.exists():
+        if not path.exists() or path.stat().st_mtime < (work / "cost" / "cost.json").stat().st_mtime:
             search(work, temperature, small).to_csv(path, index=False)
 
 
