@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from test_cost import points, table
 
-from eagle_tree import analysis, curves, plots
+from eagle_tree import analysis, curves
 
 
 def passes(policy: str, prompt: str, emitted: list[int], record_s: float = 0.0, **columns) -> pd.DataFrame:
@@ -91,15 +91,3 @@ def test_the_worth_of_a_group_is_a_ratio_of_sums():
     assert first["promised"] == pytest.approx((0.5 + 0.4 + 0.4) / 3)
     assert first["reach_share"] == 1
     assert second["reach"] == second["reach_share"] == 0
-
-
-def test_the_figure_of_a_sweep_draws_what_was_measured_and_a_line_of_what_was_predicted():
-    rows = [("a", 4, 1.5, 30.0, 29.0), ("a", 8, 1.8, 31.0, np.nan), ("b", 2, 1.3, 28.0, 27.0)]
-    results = pd.DataFrame(rows, columns=["family", "nodes", "tau", "predicted", "tokens_per_second"])
-    for name in ("tau", "tokens_per_second"):
-        results[f"{name}_low"], results[f"{name}_high"] = results[name] - 0.1, results[name] + 0.1
-    left, right = plots.policy_sweep(results, baseline=25.0).axes
-    assert [container.get_label() for container in left.containers] == ["a", "b"]
-    assert left.containers[0].lines[0].get_xdata().tolist() == [4, 8]
-    assert right.containers[0].lines[0].get_xdata().tolist() == [4]
-    assert [30.0, 31.0] in [list(line.get_ydata()) for line in right.lines]

@@ -191,3 +191,30 @@ def test_folklore_groups_add_up_to_all_nodes():
         assert group.reach_share.sum() == pytest.approx(1)
     assert table[table.question == "place in the tree"].group.tolist() == ["1", "2", "3"]
     assert table[table.question == "rank among siblings"].group.tolist() == ["0", "1"]
+
+
+# --- rules ---
+
+
+def test_the_figure_of_rules_draws_the_least_and_the_most_children_and_whole_trees():
+    rows = [(t, rule, k, k * t / 10) for t in (0.5, 1.0) for rule in ("match", "hybrid") for k in (1, 4)]
+    frame = pd.DataFrame(rows, columns=["temperature", "rule", "k", "accepted"]).assign(prompts=2)
+    frame = frame.assign(accepted_low=frame.accepted, accepted_high=frame.accepted)
+    trees = pd.DataFrame({"temperature": [0.5, 0.5, 1.0], "arm": ["chain", "tree", "tree"], "tokens": [1.5, 2.0, 1.8]})
+    trees = trees.assign(tokens_low=np.nan, tokens_high=np.nan, prompts=1)
+    left, middle, right = plots.acceptance_rules(frame, trees).axes
+    assert [left.get_title(), middle.get_title()] == ["1 child of a node", "4 children of a node"]
+    assert left.containers[0].lines[0].get_ydata().tolist() == [0.05, 0.1]
+    assert middle.containers[1].lines[0].get_ydata().tolist() == [0.2, 0.4]
+    assert [box.get_label() for box in middle.containers] == ["match", "hybrid"]
+    assert [bar.get_width() for bar in right.patches] == [1.5, 2.0, 1.8]
+    assert [label.get_text() for label in right.get_yticklabels()] == ["chain", "tree"]
+    assert right.get_xlabel() == "tokens a pass (interval n/a (1 prompt))"
+
+
+def test_a_diagram_has_a_panel_for_each_temperature():
+    points = analysis.reliability(curves.confidence_bins(judged_nodes(nodes(*two_levels("p", 1, 0, 0.5)))))
+    both = pd.concat(points.assign(kind="as drafted", panel=f"T = {name}") for name in (0, 1))
+    axes = plots.reliability_diagram(both).axes
+    assert [axis.get_title() for axis in axes] == ["T = 0", "T = 1", "", ""]
+    assert axes[1].containers[0].lines[0].get_ydata().tolist() == points.hit_rate.tolist()

@@ -41,6 +41,12 @@ def test_tau_by_size_draws_a_line_a_policy_in_order_of_size_with_its_interval():
     assert [label.get_text() for label in cold.get_xticklabels()] == ["2", "8"]
 
 
+def test_tau_by_size_names_powers_of_two_where_sizes_are_many():
+    many = pd.DataFrame({"temperature": 0, "policy": "a", "nodes": range(3, 20), "tau": 2.0, "prompts": 1})
+    (axis,) = plots.tau_by_size(many.assign(tau_low=2.0, tau_high=2.0)).axes
+    assert [label.get_text() for label in axis.get_xticklabels()] == ["1", "2", "4", "8", "16"]
+
+
 def test_tau_by_size_says_how_many_prompts_the_intervals_are_over():
     (legend,) = plots.tau_by_size(SIZES).legends
     assert legend.get_title().get_text() == "95 % intervals over 3 prompts"

@@ -13,7 +13,6 @@ from eagle_tree.plots.runs import (
     drafter_alone,
     expected_against_realised,
     expected_by_prompt,
-    policy_sweep,
     training_curve,
     waterfall,
 )
@@ -31,7 +30,6 @@ __all__ = [
     "expected_by_prompt",
     "marginal_value",
     "pass_times",
-    "policy_sweep",
     "reliability_diagram",
     "save",
     "speed_by_size",

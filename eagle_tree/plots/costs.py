@@ -16,7 +16,7 @@ def verify_cost(points: pd.DataFrame, title: str = "") -> Figure:
         points: of a cost table (`cost.POINT_COLUMNS`). A column `machine` tells several tables apart; modelled ones, of
             0 repeats, are dashed lines.
     """
-    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+    figure = Figure(figsize=(7.2, 4.6), layout="constrained")
     axis = figure.subplots()
     verify = points[points.stage == "verify"]
     if verify.empty:
@@ -26,7 +26,9 @@ def verify_cost(points: pd.DataFrame, title: str = "") -> Figure:
         base, modelled = part.seconds.iloc[0], not part.repeats.any()
         color, mark = look(index).values()
         label = ", ".join([*map(str, name[:-1]), f"context {name[-1]}"])
-        label += "" if modelled else f" ({part.repeats.min()}–{part.repeats.max()} repeats a point, quartiles)"
+        least, most = part.repeats.min(), part.repeats.max()
+        repeats = f"{least}" if least == most else f"{least}–{most}"
+        label += "" if modelled else f" ({repeats} repeats a point, quartiles)"
         style = {"ls": "--"} if modelled else {"marker": mark, "ms": 4}
         axis.plot(part.n, part.seconds / base, color=color, lw=1.2, label=label, **style)
         axis.fill_between(part.n, part.low / base, part.high / base, color=color, alpha=0.2, lw=0)
@@ -34,14 +36,14 @@ def verify_cost(points: pd.DataFrame, title: str = "") -> Figure:
     axis.set(xlabel="positions verified in one forward, n", ylabel="T(n) / T(1)", ylim=(0, None))
     axis.set_xlim(0, 1.05 * verify.n[verify.repeats > 0].max() if verify.repeats.any() else None)
     axis.grid(alpha=0.25)
-    axis.legend(frameon=False, fontsize=8, loc="upper left")
+    figure.legend(*axis.get_legend_handles_labels(), frameon=False, fontsize=8, loc="outside lower center", ncols=2)
     if title:
         figure.suptitle(title, fontsize=11)
     return figure
 
 
 def speed_by_size(table: pd.DataFrame, baseline: float | None = None, title: str = "") -> Figure:
-    """Tokens per second against N: marks are measured, lines are what the cost table says of the passes.
+    """Tokens per second against N: filled marks are measured, hollow ones and lines are what the cost table says.
 
     Args:
         table: one row a policy and size: family, nodes (a pass), predicted tokens per second, tokens_per_second with
@@ -52,7 +54,7 @@ def speed_by_size(table: pd.DataFrame, baseline: float | None = None, title: str
     axis = figure.subplots()
     for index, (family, group) in enumerate(table.groupby("family", sort=False)):
         group, style = group.sort_values("nodes"), look(index)
-        axis.plot(group.nodes, group.predicted, color=style["color"], lw=1.2, label=family)
+        axis.plot(group.nodes, group.predicted, lw=1.2, mfc="none", mew=0.7, ms=5, label=family, **style)
         known = group[group.tokens_per_second.notna()]
         if len(known):
             axis.errorbar(
@@ -60,12 +62,14 @@ def speed_by_size(table: pd.DataFrame, baseline: float | None = None, title: str
             )
     if baseline is not None:
         axis.axhline(baseline, color="0.4", lw=1, ls="--", label="autoregressive")
-    note = interval_note(table, "tokens_per_second")
+    note = "hollow marks and lines: cost table"
+    if table.tokens_per_second.notna().any():
+        note = f"filled marks: measured, {interval_note(table, 'tokens_per_second')}\n{note}"
     axis.set(xlabel="draft nodes a pass, N", ylabel="tokens per second", xlim=(0, None), ylim=(0, None))
     axis.grid(alpha=0.25)
     figure.legend(
         *axis.get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=8,
-        title=f"marks: measured, {note}\nlines: cost table", title_fontsize=8,
+        title=note, title_fontsize=8,
     )  # fmt: skip
     figure.suptitle(title or "Tokens per second by size", fontsize=11)
     return figure

@@ -10,6 +10,8 @@ from eagle_tree.plots.style import bars, interval_note, look, nothing_to_draw
 
 WHITE_ON = 0.55
 """Cells of a map that are darker than this share of its range carry white figures."""
+SHADES = ("0.75", "0.5", "0.3")
+"""Of bars by temperature, beside colours that mean rules."""
 LEAST_VALUE = 1e-4
 """Tokens a pass below which the value of a node is off the figure."""
 
@@ -174,24 +176,27 @@ def acceptance_rules(nodes: pd.DataFrame, trees: pd.DataFrame, title: str = "") 
         for index, (rule, group) in enumerate(nodes[nodes.k == k].groupby("rule", sort=False)):
             at = (group.temperature, group.accepted, bars(group, "accepted"))
             axis.errorbar(*at, label=rule, capsize=2, ms=5, lw=1.2, **look(index))
-        axis.set(xlabel="temperature", ylim=(0, 1.02), title=f"{k} child{'ren' * (k > 1)} of a node")
+        axis.set(xlabel="temperature", ylim=(0, 1.02), title=f"{k} child{'ren' if k > 1 else ''} of a node")
         axis.set_xticks(sorted(nodes.temperature.unique()))
         axis.grid(alpha=0.25)
     left.set_ylabel("probability that a child is accepted")
-    note = interval_note(nodes, "accepted")
-    left.legend(frameon=False, fontsize=8, loc="lower left", title=note, title_fontsize=8)
     arms = list(dict.fromkeys(trees.arm))
     groups = list(trees.groupby("temperature"))
     for index, (temperature, group) in enumerate(groups):
         height = 0.8 / len(groups)
         place = group.arm.map(arms.index) + height * (index - (len(groups) - 1) / 2)
-        right.barh(place, group.tokens, height, color=look(index)["color"], label=f"T = {temperature:g}")
+        right.barh(place, group.tokens, height, color=SHADES[index % len(SHADES)], label=f"T = {temperature:g}")
         right.errorbar(group.tokens, place, xerr=bars(group, "tokens"), ls="", color="0.2", capsize=2, lw=0.8)
     right.set_yticks(range(len(arms)), arms, fontsize=8)
     right.invert_yaxis()
     right.set(xlabel=f"tokens a pass ({interval_note(trees, 'tokens')})", xlim=(0, None))
     right.grid(axis="x", alpha=0.25)
-    right.legend(frameon=False, fontsize=8, loc="lower right")
+    for axis, side, columns in ((left, "left", 5), (right, "right", len(groups))):
+        note = f"accepted: {interval_note(nodes, 'accepted')}" if axis is left else None
+        figure.legend(
+            *axis.get_legend_handles_labels(), loc=f"outside lower {side}", ncols=columns, frameon=False, fontsize=8,
+            title=note, title_fontsize=8,
+        )  # fmt: skip
     right.set_title("whole chains and trees", fontsize=10)
     figure.suptitle(title or "What acceptance rules accept", fontsize=11)
     return figure

@@ -10,6 +10,8 @@ from matplotlib.figure import Figure
 from eagle_tree.plots.style import COLORS, bars, interval_note, look
 
 SHARES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
+MOST_TICKS = 8
+"""Sizes that an axis names one by one; of more it names powers of two."""
 TAU = "τ (tokens per pass, bonus included)"
 
 
@@ -46,6 +48,8 @@ def tau_by_size(table: pd.DataFrame, title: str = "") -> Figure:
             line = rows[rows.policy == name].sort_values("nodes")
             axis.errorbar(line.nodes, line.tau, bars(line, "tau"), label=name, capsize=2, ms=5, lw=1.2, **look(index))
         sizes = sorted(rows.nodes.unique())
+        if len(sizes) > MOST_TICKS:
+            sizes = [2**place for place in range(int(np.log2(sizes[-1])) + 1)]
         axis.set_xscale("log", base=2)
         axis.set_xticks(sizes, [f"{size:g}" for size in sizes], minor=False)
         axis.minorticks_off()
@@ -78,7 +82,7 @@ def tau_by_task(table: pd.DataFrame, title: str = "") -> Figure:
             axis.bar(place, part.tau, width, color=color, hatch=hatch, edgecolor="white", lw=0.3, label=name)
             axis.errorbar(place, part.tau, bars(part, "tau"), ls="", color="0.25", lw=0.7)
         axis.set_title(f"T = {temperature:g}", fontsize=10)
-        axis.set(ylabel="τ (tokens per pass)", ylim=(1, None))
+        axis.set(ylabel="τ (1: autoregressive)", ylim=(1, None))
         axis.grid(axis="y", alpha=0.25)
     counts = table.groupby("task").prompts.max()
     axes[-1].set_xticks(range(len(tasks)), [f"{task}\nn = {counts[task]}" for task in tasks], fontsize=8)

@@ -124,46 +124,6 @@ def drafter_alone(rates: pd.DataFrame, bins: pd.DataFrame, title: str = "") -> F
     return figure
 
 
-def policy_sweep(results: pd.DataFrame, baseline: float, title: str = "") -> Figure:
-    """Tree policies by size: what a pass yields, and what that is worth in time.
-
-    Left: τ against nodes a pass, with 95 % intervals over prompts. Right: tokens per second against the same; filled
-    marks are measured, hollow marks and lines are what the cost table says of the passes on the left.
-
-    Args:
-        results: one row a policy and size: `family`, `nodes`, `tau`, `predicted` (tokens/s) and `tokens_per_second`
-            (NaN where it was not measured), the latter and `tau` with `_low` and `_high`.
-        baseline: tokens per second of autoregressive decoding.
-    """
-    figure = Figure(figsize=(11, 4.8), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    for index, (family, group) in enumerate(results.groupby("family", sort=False)):
-        group = group.sort_values("nodes")
-        color, marker = COLORS[index % len(COLORS)], MARKERS[(index + index // len(COLORS)) % len(MARKERS)]
-        for axis, column in ((left, "tau"), (right, "tokens_per_second")):
-            known = group[group[column].notna()]
-            value, low, high = (known[f"{column}{end}"] for end in ("", "_low", "_high"))
-            error = [(value - low).clip(lower=0).fillna(0), (high - value).clip(lower=0).fillna(0)]
-            style = {"color": color, "marker": marker, "ms": 5, "capsize": 2, "elinewidth": 0.7}
-            axis.errorbar(known.nodes, value, error, ls="-" if axis is left else "", label=family, **style)
-        right.plot(group.nodes, group.predicted, color=color, lw=1, marker=marker, ms=5, mfc="none", mew=0.7)
-    right.axhline(baseline, color="0.4", lw=1, ls="--")
-    right.annotate(
-        "autoregressive", (1, baseline), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8
-    )
-    left.set(ylabel="τ (tokens per pass)")
-    right.set(ylabel="tokens per second", ylim=(0, None))
-    for axis in (left, right):
-        axis.set(xlabel="draft nodes a pass, N", xlim=(0, None))
-        axis.grid(alpha=0.25)
-    figure.legend(
-        *left.get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=8,
-        title="tokens/s, filled: measured;\nhollow and lines: cost table", title_fontsize=8,
-    )  # fmt: skip
-    figure.suptitle(title or "Tree policies by size", fontsize=11)
-    return figure
-
-
 def waterfall(regret: pd.DataFrame, title: str = "") -> Figure:
     """Where expected tokens are lost, one panel a policy (`regret.decomposed`): from its tree to one accepted whole.
 

@@ -97,7 +97,9 @@ def main(work: Path, out: Path) -> None:
     found = {temperature: measured(work, temperature, cost) for temperature in common.TEMPERATURES}
     table = pd.concat(table.assign(temperature=temperature) for temperature, (table, _) in found.items())
     tasks = pd.concat(rows.assign(temperature=temperature) for temperature, (_, rows) in found.items())
-    figure = plots.tau_by_task(tasks[tasks.policy.isin(TASKS)], "Static and dynamic trees by task")
+    figure = plots.tau_by_task(
+        tasks[tasks.policy.isin(TASKS)], "Tokens per pass of static and dynamic trees (with their draft nodes) by task"
+    )
     line = ". ".join(numbers(temperature, table) for temperature, (table, _) in found.items())
     rows = pd.concat([table, tasks[(tasks.task != "all") & tasks.policy.isin(TASKS)]], ignore_index=True)
     rows = rows.drop(columns=["bound_share", "expected_draft", "realised"])

@@ -27,6 +27,8 @@ SOURCE = "SpecInfer, arXiv 2305.09781; Leviathan et al., arXiv 2211.17192: decod
 TREE, SMALL, ABOUT = 60, 4, 1.25
 CONTEXT = 1024
 """Of the modelled lines; there the cache is a small part of what is read, and other contexts look the same."""
+LISTED = (1, 4, 16, 64, 128, 256, 512)
+"""Positions of the modelled rows in results.csv."""
 TIMES = {"": "seconds", "_low": "low", "_high": "high"}
 MODELLED = {"h100_8b": "Llama-3.1-8B, H100 roofline", "h100_70b": "Llama-3.3-70B, H100 roofline"}
 
@@ -76,11 +78,11 @@ def main(work: Path, out: Path) -> None:
         label: build(OmegaConf.load(conf_dir() / "cost" / f"{name}.yaml"))() for name, label in MODELLED.items()
     }
     here = relative(measured, "measured here")
-    parts = [relative(cost, name) for name, cost in modelled.items()]
-    modelled_points = pd.concat(part[(part.context == CONTEXT) & (part.n <= here.n.max())] for part in parts)
+    there = pd.concat(relative(cost, name) for name, cost in modelled.items())
+    there = there[there.context == CONTEXT]
     title = f"One forward over n positions ({measured.about['device']}, {measured.about['dtype']})"
-    figure = plots.verify_cost(pd.concat([here, modelled_points]), title)
-    table = pd.concat([here, modelled_points[modelled_points.n.isin(here.n)]])
+    figure = plots.verify_cost(pd.concat([here, there[there.n <= here.n.max()]]), title)
+    table = pd.concat([here, there[there.n.isin(LISTED)]])
     milliseconds = {f"milliseconds{end}": 1e3 * table[name] for end, name in TIMES.items()}
     table = table.assign(**milliseconds, modelled=table.repeats == 0)
     columns = ["machine", "modelled", "context", "n", *milliseconds, "repeats", "relative"]

@@ -18,6 +18,7 @@ from pathlib import Path
 import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 import common
 from search import fastest
 
@@ -29,7 +30,7 @@ from eagle_tree.policy import Policy
 from eagle_tree.record import read_run
 
 CLAIM = "Choosing every tree by tokens per second is as fast as the best fixed tree, and faster than EAGLE-2's default"
-SOURCE = "this project; renewal reward (Dinkelbach), after Sequoia, arXiv 2402.12374, §3.3, and CAST, arXiv 2510.26577"
+SOURCE = "this project; renewal reward (Dinkelbach), after Sequoia, arXiv 2402.12374, and CAST, arXiv 2510.26577"
 RATE, DEFAULT, BEST = "rate_optimal", "eagle2_published", "best fixed"
 AS_FAST, FASTER, KEPT, PREDICTED = 0.97, 1.2, 0.95, 0.07
 

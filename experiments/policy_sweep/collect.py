@@ -1,7 +1,7 @@
-"""The sweep's table, its figure, and what recorded nodes say of the field's folklore.
+"""The sweep's table and its figures.
 
-python collect.py WORK      writes results.csv, folklore.csv and figure.png, named after T if it is not 0; those of a
-                            small run into WORK
+python collect.py WORK      writes results.csv, tau.png and speed.png, named after T if it is not 0; those of a small
+                            run into WORK
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from eagle_tree import analysis, curves, plots
+from eagle_tree import analysis, plots
 from eagle_tree.cost import CostTable
 from eagle_tree.record import read_run
 
@@ -36,7 +36,10 @@ def results(work: Path) -> pd.DataFrame:
     timed = analysis.summarise(read_run(work / "timed", "passes"), read_run(work / "timed", "outputs"))
     names = ["tokens_per_second", "speedup"]
     columns = ["policy", *(f"{name}{end}" for name in names for end in ("", "_low", "_high"))]
-    table = table.assign(predicted=table.policy.map(predicted)).merge(timed[columns], "outer", "policy")
+    prompts = followed.groupby("policy").prompt_id.nunique()
+    table = table.assign(predicted=table.policy.map(predicted), prompts=table.policy.map(prompts)).merge(
+        timed[columns], "outer", "policy"
+    )
     table = table.assign(family=table.policy.map(family)).sort_values(["family", "nodes"])
     return table.assign(policy=table.policy.str.replace(r"=[^,()]*/(\w+)(\.json)?", r"=\1", regex=True))  # folders
 
@@ -56,9 +59,12 @@ def main(work: Path) -> None:
     temperature = about["config"]["temperature"]
     end = f"_temperature_{temperature:g}" if temperature else ""
     table.assign(torch=about["versions"]["torch"]).round(4).to_csv(folder / f"results{end}.csv", index=False)
-    curves.folklore(read_run(work / "nodes", "nodes")).round(4).to_csv(folder / f"folklore{end}.csv", index=False)
-    drawn = table[table.nodes > 0]
-    plots.save(plots.policy_sweep(drawn, baseline, f"{about['device']}, {about['dtype']}"), folder / f"figure{end}.png")
+    drawn, machine = table[table.nodes > 0], f"{about['device']}, {about['dtype']}"
+    by_family = drawn.assign(policy=drawn.family, temperature=temperature)
+    plots.save(plots.tau_by_size(by_family), folder / f"tau{end}.png")
+    decoded = drawn.assign(prompts=read_run(work / "timed", "outputs").prompt_id.nunique())
+    speed = plots.speed_by_size(decoded, baseline, f"Tokens per second by size ({machine})")
+    plots.save(speed, folder / f"speed{end}.png")
     print(
         table[["policy", "nodes", "tau", "predicted", "tokens_per_second", "speedup"]].round(2).to_string(index=False)
     )
