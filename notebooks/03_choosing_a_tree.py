@@ -80,9 +80,7 @@ sizes = by_size(table)
 plots.tau_by_size(sizes.assign(policy=sizes.family, temperature=0, prompts=len(trace.parts)))
 
 # %%
-plots.speed_by_size(
-    sizes, table.tokens_per_second["autoregressive"], "Tokens per second by size, in this machine's time"
-)
+plots.speed_by_size(sizes, table.tokens_per_second["autoregressive"], "In this machine's time")
 
 # %% [markdown]
 # **τ against size**: it rises steeply and then flattens, since the nodes come in order of their score, the best
@@ -170,9 +168,7 @@ share.head(6).to_frame().round(3)
 
 # %%
 other = analysis.replayed(analysis.load("data/replayed_h100").passes).set_index("policy")
-plots.speed_by_size(
-    by_size(other), other.tokens_per_second["autoregressive"], "The same passes in a modelled H100's time"
-)
+plots.speed_by_size(by_size(other), other.tokens_per_second["autoregressive"], "In a modelled H100's time")
 
 # %%
 both = {"CPU, float32 (measured)": table, "H100, 8B (modelled)": other}
