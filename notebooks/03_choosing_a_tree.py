@@ -70,24 +70,27 @@ FAMILIES = {"chain": "chain", "top_k=4": "EAGLE-2, 4 wide, 3 levels", "top_k=6":
 
 
 def by_size(table):
-    """The rows that draft, as `plots.policy_sweep` wants them; all speeds are a cost table's."""
+    """The rows that draft, as the figures want them; all speeds are a cost table's."""
     drafting = table.drop("autoregressive").reset_index()
     family = [next((FAMILIES[mark] for mark in FAMILIES if mark in name), "rate-optimal") for name in drafting.policy]
     return drafting.assign(family=family, predicted=drafting.tokens_per_second, tokens_per_second=float("nan"))
 
 
 sizes = by_size(table)
-plots.policy_sweep(sizes, table.tokens_per_second["autoregressive"], "Trees by size, in this machine's time")
+plots.tau_by_size(sizes.assign(policy=sizes.family, temperature=0, prompts=len(trace.parts)))
+
+# %%
+plots.speed_by_size(sizes, table.tokens_per_second["autoregressive"], "In this machine's time")
 
 # %% [markdown]
-# **Left**, τ against size: it rises steeply and then flattens, since the nodes come in order of their score, the best
+# **τ against size**: it rises steeply and then flattens, since the nodes come in order of their score, the best
 # first. A chain stops gaining after a few nodes: it dies at its first miss, a tree loses a branch. The two shapes of
 # EAGLE-2 lie on one curve.
 #
-# **Right**, tokens per second: every family has its peak, at a size far below the one that τ alone would choose;
-# behind it each node costs more than it brings. And there the shapes differ: the deeper one calls the drafter five
-# times a pass, the other three times. The dashed line is decoding without a drafter, and **no fixed tree reaches it
-# here**, in spite of more than two tokens a pass: the first step of the cost curve has eaten the gain. Anybody who
+# **Tokens per second against size**: every family has its peak, at a size far below the one that τ alone would
+# choose; behind it each node costs more than it brings. And there the shapes differ: the deeper one calls the drafter
+# five times a pass, the other three times. The dashed line is decoding without a drafter, and **no fixed tree reaches
+# it here**, in spite of more than two tokens a pass: the first step of the cost curve has eaten the gain. Anybody who
 # quotes τ alone would not have noticed.
 #
 # Where the peak lies is one line of arithmetic. A pass that earns E tokens in S seconds runs at E/S. One more node
@@ -165,9 +168,7 @@ share.head(6).to_frame().round(3)
 
 # %%
 other = analysis.replayed(analysis.load("data/replayed_h100").passes).set_index("policy")
-plots.policy_sweep(
-    by_size(other), other.tokens_per_second["autoregressive"], "The same passes in a modelled H100's time"
-)
+plots.speed_by_size(by_size(other), other.tokens_per_second["autoregressive"], "In a modelled H100's time")
 
 # %%
 both = {"CPU, float32 (measured)": table, "H100, 8B (modelled)": other}

@@ -129,7 +129,7 @@ analysis.compared(analysis.prompt_sums(drafting), "emitted", "seconds", "eagle2,
 drawn = table[table.policy != "autoregressive"].rename(columns={"tokens_per_second": "predicted"})
 drawn["family"] = drawn.policy.str.replace(r", [\d.]+( nodes)?", "", regex=True)  # without the size
 drawn["tokens_per_second"] = float("nan")  # nothing was measured here: the speeds are the cost table's
-plots.policy_sweep(drawn, table.tokens_per_second[0], "A policy of one's own against EAGLE-2, replayed")
+plots.speed_by_size(drawn, table.tokens_per_second[0], "Beside EAGLE-2, replayed")
 
 # %% [markdown]
 # ## What the trace does not hold

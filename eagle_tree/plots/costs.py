@@ -43,7 +43,7 @@ def verify_cost(points: pd.DataFrame, title: str = "") -> Figure:
 
 
 def speed_by_size(table: pd.DataFrame, baseline: float | None = None, title: str = "") -> Figure:
-    """Tokens per second against N: marks are measured, lines are what the cost table says of the passes.
+    """Tokens per second against N: filled marks are measured, hollow ones and lines are what the cost table says.
 
     Args:
         table: one row a policy and size: family, nodes (a pass), predicted tokens per second, tokens_per_second with
@@ -54,7 +54,7 @@ def speed_by_size(table: pd.DataFrame, baseline: float | None = None, title: str
     axis = figure.subplots()
     for index, (family, group) in enumerate(table.groupby("family", sort=False)):
         group, style = group.sort_values("nodes"), look(index)
-        axis.plot(group.nodes, group.predicted, color=style["color"], lw=1.2, label=family)
+        axis.plot(group.nodes, group.predicted, lw=1.2, mfc="none", mew=0.7, ms=5, label=family, **style)
         known = group[group.tokens_per_second.notna()]
         if len(known):
             axis.errorbar(
@@ -62,12 +62,14 @@ def speed_by_size(table: pd.DataFrame, baseline: float | None = None, title: str
             )
     if baseline is not None:
         axis.axhline(baseline, color="0.4", lw=1, ls="--", label="autoregressive")
-    note = interval_note(table, "tokens_per_second")
+    note = "hollow marks and lines: cost table"
+    if table.tokens_per_second.notna().any():
+        note = f"filled marks: measured, {interval_note(table, 'tokens_per_second')}\n{note}"
     axis.set(xlabel="draft nodes a pass, N", ylabel="tokens per second", xlim=(0, None), ylim=(0, None))
     axis.grid(alpha=0.25)
     figure.legend(
         *axis.get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=8,
-        title=f"marks: measured, {note}\nlines: cost table", title_fontsize=8,
+        title=note, title_fontsize=8,
     )  # fmt: skip
     figure.suptitle(title or "Tokens per second by size", fontsize=11)
     return figure
