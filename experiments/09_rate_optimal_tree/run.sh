@@ -2,6 +2,7 @@
 # Does choosing every tree by tokens per second beat the best fixed tree? Resumable: what is there is not done again.
 # usage: run.sh [small]     by replay; what was decoded before comes into the results
 #        run.sh live        decodes, with the clock: the machine must be idle, from the cost table on
+#                           REPEATS (3), PROMPTS (all of the half) and TEMPERATURES ("0 1") make it shorter
 # WORK: where recordings are (experiments/work)
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
@@ -11,9 +12,9 @@ work="$(realpath -m "${WORK:-$here/../work}")"; size=(); out=()
 python "$here/search.py" "$work" "${size[@]}"
 
 if [ "${1:-}" = live ]; then
-  repeats=3
+  repeats="${REPEATS:-3}"
   model=("target.dtype=${DTYPE:-float32}")
-  data=(data=messages "data.path=$work/prompts/judge.jsonl" record_nodes=false "${model[@]}")
+  data=(data=messages "data.path=$work/prompts/judge.jsonl" "data.limit=${PROMPTS:-null}" record_nodes=false "${model[@]}")
   bench() { # FOLDER OVERRIDES: once; a run that was stopped begins again
     [ -f "$work/live/$1/run.json" ] || {
       rm -rf "${work:?}/live/$1"
@@ -21,7 +22,7 @@ if [ "${1:-}" = live ]; then
     }
   }
   for number in $(seq "$repeats"); do  # in another order each time
-    for temperature in 0 1; do
+    for temperature in ${TEMPERATURES:-0 1}; do
       bench "judge_${temperature}_$number" "compare=[$(python "$here/search.py" "$work" entries "$temperature" "$number")]" \
         policy=autoregressive max_new_tokens=128 "temperature=$temperature"
     done
