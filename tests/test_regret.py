@@ -23,7 +23,7 @@ from eagle_tree.decode import generate, grow
 from eagle_tree.evaluate import Text, read
 from eagle_tree.policy import Autoregressive, Chain, Eagle2, RateOptimal
 from eagle_tree.regret import BOUNDS, PARTS, decomposed, regrets
-from eagle_tree.trace import APPRAISAL_SCHEMA, Part, Trace, recorded, trace_settings
+from eagle_tree.trace import APPRAISAL_SCHEMA, Part, Trace, levels, recorded, trace_settings
 from eagle_tree.warp import Sampling
 
 BUDGET = 60
@@ -62,9 +62,14 @@ def by_hand(part: Part, law: PathModel, drafted: range) -> Part:
     return replace(part, sampled=positions, tree_budget=BUDGET, appraisal=table)
 
 
+def asked(model: PathModel, policy, answer: list[int]) -> Part:
+    """What the policy asks along a text."""
+    return recorded(part_of(answer), Walking(model), {"p": policy}, reading_of(answer))
+
+
 def judged(model: PathModel, law: PathModel, policy, answer: list[int]) -> Trace:
-    part = recorded(part_of(answer), Walking(model), {"p": policy}, reading_of(answer))
-    return Trace(SETTINGS, (by_hand(part, law, range(model.vocab)),))
+    """A trace of it that the law has appraised."""
+    return Trace(SETTINGS, (by_hand(asked(model, policy, answer), law, range(model.vocab)),))
 
 
 @settings(max_examples=25, deadline=None)
@@ -74,9 +79,9 @@ def test_parts_are_never_negative_and_add_up_to_the_gap(model, seed: int, policy
     model, law = replace(model, vocab=4), PathModel(seed, FINE, vocab=5)
     if policy.max_candidates() > 4:
         policy = Eagle2(9, 4, 1)
-    trace = judged(model, law, policy, [0, 1, 2])
-    if max(part.appraisal["levels"].drop_null().to_pylist()[0] for part in trace.parts) > 4:
+    if levels(asked(model, policy, [0, 1, 2]).expansions) > 4:
         return  # enumerating five tokens five deep takes long and shows nothing new
+    trace = judged(model, law, policy, [0, 1, 2])
     for row in regrets(trace, policy, "p").to_dict("records"):
         assert all(row[name] >= 0 for name in PARTS)
         assert sum(row[name] for name in PARTS) == pytest.approx(row["whole"] - row["policy"], abs=1e-9)
