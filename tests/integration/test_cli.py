@@ -77,15 +77,18 @@ def test_bench_compares_policies_and_writes_its_tables(tmp_path, call):
 
 def test_an_interrupted_bench_keeps_its_finished_answers_and_says_so(tmp_path):
     process = subprocess.Popen(
-        command("bench", "max_new_tokens=16", "run=here"),
+        command("bench", "max_new_tokens=16", "run=here", "target.dtype=float32"),
         cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    deadline = time.monotonic() + 120
-    while not list(tmp_path.glob("here/parts/outputs-000001.parquet")):
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    try:
+        deadline = time.monotonic() + 240
+        while not list(tmp_path.glob("here/parts/outputs-000001.parquet")):
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()  # nothing, if it has ended
     assert process.returncode == 130
     assert "interrupted" in errors and "finished answers are kept in here" in errors
     assert not (tmp_path / "here" / "run.json").exists()
