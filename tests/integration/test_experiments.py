@@ -1,4 +1,4 @@
-"""The numbered experiments on two prompts of 16 tokens: every step runs, and says what it found."""
+"""With --full: the numbered experiments on two prompts of 16 tokens; every step runs, and says what it found."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def work(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("folder", NUMBERED, ids=lambda folder: folder.name)
-def test_a_numbered_experiment_runs_on_two_prompts(folder, work):
+def test_a_numbered_experiment_runs_on_two_prompts(folder, work, full):
+    if not full:
+        pytest.skip("minutes: with --full, or make reproduce-small")
     before = {path: path.stat().st_mtime_ns for path in folder.iterdir() if path.is_file()}
     here = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     ran = subprocess.run(
