@@ -38,7 +38,7 @@ PAIRS = [
 @pytest.mark.parametrize(("rule", "policy"), PAIRS, ids=[type(rule).__name__ for rule, _ in PAIRS])
 def test_both_meters_are_zero_in_the_mean_for_every_lossless_rule(target, drafter, prompts, full, rule, policy):
     """At T = 1; over 1,000 passes and more with --full. Coupled drafts silence the acceptance meter."""
-    chosen, length, errors = (prompts, 96, 3) if full else (prompts[:2], 24, 4)
+    chosen, length, errors = (prompts, 96, 3) if full else (prompts[:2], 16, 4)
     rows = []
     for name, ids in chosen:
         run = generate(target, drafter, policy, ids, length, temperature=1.0, sequence=name, rule=rule)
@@ -53,7 +53,7 @@ def test_both_meters_are_zero_in_the_mean_for_every_lossless_rule(target, drafte
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_coupled_trees_emit_the_text_of_autoregressive_decoding(target, drafter, prompts, full, seed):
-    chosen, length = (prompts, 64) if full else (prompts[seed : seed + 1], 24)
+    chosen, length = (prompts, 64) if full else (prompts[seed : seed + 1], 16)
     sampling = Sampling(1.0)
     for name, ids in chosen:
         alone, coupled = (
