@@ -12,6 +12,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from eagle_tree import analysis, plots
+from eagle_tree.apps.common import interval as interval
 from eagle_tree.apps.common import listed_policy
 from eagle_tree.cost import CostTable
 from eagle_tree.policy import Autoregressive, Policy
@@ -106,10 +107,13 @@ def recorded_on(work: Path) -> dict[str, Any]:
     return machine(json.loads((work / "judge" / "nodes_0" / "run.json").read_text()))
 
 
-def interval(row: Mapping[str, Any], name: str, digits: int = 2) -> str:
-    """A value and its 95 % interval for people, from the columns `name`, `name_low` and `name_high`."""
-    value, low, high = (row[f"{name}{end}"] for end in ("", "_low", "_high"))
-    return f"{value:.{digits}f} " + ("(n/a)" if pd.isna(low) else f"({low:.{digits}f}–{high:.{digits}f})")
+def verdict_of_gains(rows: pd.DataFrame) -> str:
+    """Of gains with intervals: *holds* if all are significantly above 1; *does not hold* if one is significantly below,
+    or none above; else *holds partly*."""
+    below, above = rows.gain_high < 1, rows.gain_low > 1
+    if above.all():
+        return HOLDS
+    return DOES_NOT_HOLD if below.any() or not above.any() else HOLDS_PARTLY
 
 
 def write(

@@ -10,7 +10,7 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -272,12 +272,12 @@ def policy_cells(row: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def interval(row: dict[str, float], name: str) -> str:
+def interval(row: Mapping[str, float], name: str, digits: int = 2) -> str:
     """A value and its 95 % interval for people, from the columns `name`, `name_low` and `name_high`."""
     low, high = row[f"{name}_low"], row[f"{name}_high"]
     if math.isnan(row[name]):
         return "n/a"
-    return f"{row[name]:.2f} " + ("(n/a)" if math.isnan(low) else f"({low:.2f}–{high:.2f})")
+    return f"{row[name]:.{digits}f} " + ("(n/a)" if math.isnan(low) else f"({low:.{digits}f}–{high:.{digits}f})")
 
 
 def aligned(rows: list[dict[str, str]]) -> list[str]:

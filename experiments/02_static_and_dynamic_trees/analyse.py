@@ -72,11 +72,7 @@ def measured(work: Path, temperature: int, cost: CostTable) -> tuple[pd.DataFram
 
 def verdict(tables: list[pd.DataFrame]) -> str:
     rows = pd.concat(tables)
-    rows = rows[rows.gain.notna() & (rows.nodes >= SMALLEST)]
-    if (rows.gain_low > 1).all():
-        return common.HOLDS
-    below, above = (rows.gain_high < 1).any(), (rows.gain_low > 1).any()
-    return common.DOES_NOT_HOLD if below or not above else common.HOLDS_PARTLY
+    return common.verdict_of_gains(rows[rows.gain.notna() & (rows.nodes >= SMALLEST)])
 
 
 def numbers(temperature: int, table: pd.DataFrame) -> str:

@@ -50,11 +50,7 @@ def measured(work: Path, temperature: int, size: int) -> pd.DataFrame:
 
 
 def verdict(table: pd.DataFrame) -> str:
-    rows = table[table.gain.notna()]
-    if (rows.gain_low > 1).all():
-        return common.HOLDS
-    below, above = (rows.gain_high < 1).any(), (rows.gain_low > 1).any()
-    return common.DOES_NOT_HOLD if below or not above else common.HOLDS_PARTLY
+    return common.verdict_of_gains(table[table.gain.notna()])
 
 
 def numbers(table: pd.DataFrame) -> str:

@@ -3,7 +3,4 @@
 # usage: run.sh [small]     WORK: where recordings are (experiments/work)
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
-work="$(realpath -m "${WORK:-$here/../work}")"; out=()
-[ "${1:-}" != small ] || { work+=/small; out=("$work/03_value_and_rerank"); }
-"$here/../recordings.sh" "$@"
-python "$here/analyse.py" "$work" "${out[@]}"
+exec "$here/../analyse.sh" "$here" "$@"

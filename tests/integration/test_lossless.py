@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from eagle_tree.audit import first_difference
 from eagle_tree.decode import generate
 from eagle_tree.noise import Noise
 from eagle_tree.policy import Autoregressive, Chain, Eagle2
@@ -21,13 +22,6 @@ POLICIES = {
 }
 NUMERICAL = 1e-3
 """A first divergence counts as rounding only if the two (perturbed) logits are closer than this."""
-
-
-def first_difference(one: list[int], other: list[int]) -> int | None:
-    """Index of the first token that differs, None if the sequences are equal."""
-    if one == other:
-        return None
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def gap(target, prefix: list[int], tokens: tuple[int, int], sampling: Sampling, noise: Noise | None) -> float:
