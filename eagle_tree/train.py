@@ -7,7 +7,6 @@ counts over *all* processes, so the gradient, and with it the loss curve, is tha
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from eagle_tree.checks import check_counts
 from eagle_tree.features import FeatureStore
 from eagle_tree.files import write_state
 from eagle_tree.objective import Objective, Sums, make_batch
-from eagle_tree.target import Target
+from eagle_tree.target import Target, bfloat16_is_faster
 
 PRECISIONS = ("auto", "float32", "bfloat16")
 FEWEST_LEARNT = 8
@@ -269,19 +268,3 @@ class Trainer:
         """What a resumed run must share with the run that it resumes."""
         settings = {name: value for name, value in asdict(self.settings).items() if name not in ("steps", "precision")}
         return {**settings, **(more or {})}
-
-
-def bfloat16_is_faster(device: torch.device) -> bool:
-    """Whether this machine multiplies faster in bf16: GPUs do, processors only with instructions for it. Measured."""
-    if device.type != "cpu":
-        return True
-    seconds = {}
-    for dtype in (torch.float32, torch.bfloat16):
-        left, right = torch.ones(256, 1024, dtype=dtype), torch.ones(1024, 1024, dtype=dtype)
-        times = []
-        for _ in range(4):
-            started = time.perf_counter()
-            left @ right
-            times.append(time.perf_counter() - started)
-        seconds[dtype] = min(times)
-    return seconds[torch.bfloat16] < seconds[torch.float32]

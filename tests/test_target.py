@@ -373,8 +373,14 @@ def test_an_attention_without_arbitrary_masks_is_refused_before_loading(name):
         Target.from_pretrained("nothing is looked for", attn_implementation=name)
 
 
+@pytest.mark.parametrize(("faster", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_auto_is_half_precision_only_where_it_is_faster(monkeypatch, faster, dtype):
+    monkeypatch.setattr(target_module, "bfloat16_is_faster", lambda device: faster)
+    assert target_module.torch_dtype("auto", torch.device("cpu")) == dtype
+
+
 def test_an_unknown_dtype_is_refused_before_loading():
-    with pytest.raises(ValueError, match=r"dtype='float8' is not one of float64, float32, bfloat16, float16"):
+    with pytest.raises(ValueError, match=r"dtype='float8' is not one of auto, float64, float32, bfloat16, float16"):
         Target.from_pretrained("nothing is looked for", dtype="float8")
 
 

@@ -6,7 +6,7 @@ cd "$(dirname "$0")"
 steps="${1:-400}"
 prompts="${2:-12}"
 work="${WORK:-work}"
-common=("corpus=${CORPUS:-corpus}" "features=$work/features" "training.steps=$steps" "target.dtype=${DTYPE:-bfloat16}")
+common=("corpus=${CORPUS:-corpus}" "features=$work/features" "training.steps=$steps" "target.dtype=${DTYPE:-auto}")
 
 # name, then what differs from the default head (eagle3, 8,192 tokens, 4 self-fed steps, published taps)
 choices=(
@@ -42,7 +42,7 @@ for choice in "${choices[@]}"; do
   [ -f "$folder/evaluation/evaluation.json" ] && continue
   eagle-tree train "${common[@]}" "${changes[@]}" "folder=$folder"
   eagle-tree evaluate drafter=checkpoint "drafter.folder=$folder" "run=$folder/evaluation" "texts=$work/texts.parquet" \
-    "target.dtype=${DTYPE:-bfloat16}" "data.limit=$prompts" max_new_tokens=96 \
+    "target.dtype=${DTYPE:-auto}" "data.limit=$prompts" max_new_tokens=96 \
     "policies=[chain,eagle1,{policy: eagle2, budget: 24, top_k: 8, depth: 4},{policy: eagle2, budget: 59, top_k: 10, depth: 6}]"
 done
 python collect.py "$work/ablation" > ablation.csv

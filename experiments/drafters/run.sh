@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")"
 questions="$1"
 work="${WORK:-work}"
-dtype="${DTYPE:-bfloat16}"
+dtype="${DTYPE:-auto}"
 common=(corpus=corpus "features=$work/features" "target.dtype=$dtype" data@exclude=questions "exclude.path=$questions")
 
 eagle-tree corpus folder=corpus sampling.answer_tokens="${ANSWER_TOKENS:-1500000}" sampling.rows=256 "target.dtype=$dtype"
