@@ -116,11 +116,17 @@ def verdict_of_gains(rows: pd.DataFrame) -> str:
     return DOES_NOT_HOLD if below.any() or not above.any() else HOLDS_PARTLY
 
 
+def at_each(found: Mapping[int, str]) -> str:
+    """One text a temperature, as a list: "… at T = 0, … at T = 1"."""
+    return ", ".join(f"{text} at T = {temperature}" for temperature, text in found.items())
+
+
 def write(
     out: Path,
     claim: str,
     source: str,
     verdict: str,
+    headline: str,
     numbers: str,
     table: pd.DataFrame,
     figure: Figure,
@@ -129,6 +135,7 @@ def write(
     """Write and print an experiment's results.
 
     Args:
+        headline: the figures that decide the verdict in one short fragment, for the README's table.
         numbers: one line with the figures and intervals that the verdict rests on.
         about: columns that say what the numbers were taken on, or WORK: what the recordings were.
     """
@@ -136,7 +143,7 @@ def write(
     out.mkdir(parents=True, exist_ok=True)
     table.round(4).to_csv(out / "results.csv", index=False)
     plots.save(figure, out / "figure.png")
-    fields = {"claim": claim, "source": source, "verdict": verdict, "numbers": numbers}
+    fields = {"claim": claim, "source": source, "verdict": verdict, "headline": headline, "numbers": numbers}
     (out / "verdict.json").write_text(json.dumps(fields, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     print(table.drop(columns=["device", "commit", "torch"], errors="ignore").round(3).to_string(index=False))
-    print(f"\n{claim}: {verdict}. {numbers}\n")
+    print(f"\n{claim}: {verdict} ({headline}). {numbers}\n")

@@ -50,7 +50,8 @@ def test_a_numbered_experiment_says_what_it_asks_and_how_to_run_it(folder):
 )
 def test_a_verdict_has_all_its_fields_and_stands_beside_its_results(path):
     verdict = json.loads(path.read_text(encoding="utf-8"))
-    assert list(verdict) == ["claim", "source", "verdict", "numbers"]
+    assert list(verdict) == ["claim", "source", "verdict", "headline", "numbers"]
+    assert 0 < len(verdict["headline"]) <= 140 and "\n" not in verdict["headline"]
     assert verdict["verdict"] in ("holds", "holds partly", "does not hold")
     assert (path.parent / "results.csv").is_file() and (path.parent / "figure.png").is_file()
 

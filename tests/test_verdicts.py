@@ -75,6 +75,14 @@ def test_position_and_context_matter_if_intervals_are_apart_and_prompts_differ(f
     assert module.verdict([positions([0.8, 0.2], 0.01, True), found]) == verdict
 
 
+def test_the_headline_of_positions_counts_where_prompts_differ_and_says_so_if_none_is_judged():
+    module = analysis_of("05_position_and_context")
+    found = {0: positions([0.8, 0.2], 0.01, True), 1: positions([0.8, 0.2], 0.5, True, nodes=99)}
+    counted = "positions where prompts differ: 2 of 2 at T = 0, 0 of 0 at T = 1"
+    assert module.headline(found) == f"{counted}; accepted 0.20 (0.15–0.25) to 0.80 (0.75–0.85) by position at T = 0"
+    assert module.headline({0: found[1]}) == "positions where prompts differ: 0 of 0 at T = 0"
+
+
 def test_positions_are_told_apart_in_thirds_of_their_own_contexts():
     """Three nodes a position, one a third: the surest context of each is accepted, whatever the other position has."""
     module = analysis_of("05_position_and_context")
@@ -146,6 +154,23 @@ def test_rules_are_ranked_by_paired_gains(rates, verdict):
     found = module.pairs(children(dict(zip(("with replacement", "without replacement", "hybrid"), rates, strict=True))))
     assert found.gain.tolist() == pytest.approx([rates[1] / rates[0], rates[2] / rates[1]])
     assert module.verdict(found) == verdict
+
+
+def test_the_headline_of_the_rules_has_both_gains_and_counts_of_all_comparisons():
+    module = analysis_of("08_acceptance_rules")
+    rates = {"with replacement": 0.5, "without replacement": 0.6, "hybrid": 0.54}
+    drawn = pd.concat([children(rates), children(rates).assign(k=8), children(rates).assign(temperature=0.5)])
+    found = module.pairs(drawn)
+    assert module.headline(found) == (
+        "accepted of 4 at T = 1: without over with × 1.20 (1.20–1.20), hybrid over without × 0.90 (0.90–0.90); "
+        "3 of 6 significantly above, 3 below"
+    )
+    assert len(module.headline(found)) <= 140
+    nodes = module.of_nodes(drawn)
+    trees = pd.DataFrame(
+        {"temperature": [1.0], "arm": ["tree, match"], "tokens": 2.0, "tokens_low": 1.8, "tokens_high": 2.2}
+    )
+    assert "At T = 1, of 4 children accepted: with replacement 0.50" in module.numbers(found, nodes, trees)
 
 
 def test_accepted_children_are_counted_in_thirds_of_the_entropy():

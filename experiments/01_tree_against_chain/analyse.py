@@ -52,6 +52,18 @@ def verdict(tables: list[pd.DataFrame], published: list[pd.DataFrame]) -> str:
     return common.HOLDS if better and far else common.HOLDS_PARTLY if better or far else common.DOES_NOT_HOLD
 
 
+def headline(tables: dict[int, pd.DataFrame], published: dict[int, pd.DataFrame]) -> str:
+    name = f"tree, N = {max(SIZES)}"
+    gains = {
+        temperature: f"× {common.interval(table[table.policy == name].iloc[0], 'gain')}"
+        for temperature, table in tables.items()
+    }
+    accepted = [f"× {rows.gain[rows.counted == 'accepted'].item():.2f}" for rows in published.values()]
+    return (
+        f"τ of a tree over a chain of {max(SIZES)} nodes {common.at_each(gains)}; EAGLE-2 accepts {', '.join(accepted)}"
+    )
+
+
 def numbers(temperature: int, table: pd.DataFrame, published: pd.DataFrame) -> str:
     rows = table[table.gain.notna()].to_dict("records")
     gains = ", ".join(f"N = {row['nodes']:g}: × {common.interval(row, 'gain')}" for row in rows)
@@ -66,7 +78,7 @@ def numbers(temperature: int, table: pd.DataFrame, published: pd.DataFrame) -> s
 
 def main(work: Path, out: Path) -> None:
     found = {temperature: measured(work, temperature) for temperature in common.TEMPERATURES}
-    tables, published = zip(*found.values(), strict=True)
+    tables, published = ({temperature: both[i] for temperature, both in found.items()} for i in (0, 1))
     table = pd.concat(table.assign(temperature=temperature) for temperature, (table, _) in found.items())
     drawn = table[table.policy.str.contains("N =")]
     drawn = drawn.assign(
@@ -79,7 +91,8 @@ def main(work: Path, out: Path) -> None:
     )
     line = ". ".join(numbers(temperature, *both) for temperature, both in found.items())
     rows = pd.concat([table, more], ignore_index=True)
-    common.write(out, CLAIM, SOURCE, verdict(list(tables), list(published)), line, rows, figure, work)
+    judged = verdict(list(tables.values()), list(published.values()))
+    common.write(out, CLAIM, SOURCE, judged, headline(tables, published), line, rows, figure, work)
 
 
 if __name__ == "__main__":

@@ -70,13 +70,26 @@ def measured(work: Path, temperature: int, cost: CostTable) -> tuple[pd.DataFram
     return table.reset_index().assign(task="all"), pd.concat(tasks)
 
 
+def judged(table: pd.DataFrame) -> pd.DataFrame:
+    """The static trees that the verdict is of."""
+    return table[table.gain.notna() & (table.nodes >= SMALLEST)]
+
+
 def verdict(tables: list[pd.DataFrame]) -> str:
-    rows = pd.concat(tables)
-    return common.verdict_of_gains(rows[rows.gain.notna() & (rows.nodes >= SMALLEST)])
+    return common.verdict_of_gains(judged(pd.concat(tables)))
+
+
+def headline(tables: list[pd.DataFrame]) -> str:
+    rows = judged(pd.concat(tables, ignore_index=True))
+    least, most = (common.interval(rows.loc[place], "gain") for place in (rows.gain.idxmin(), rows.gain.idxmax()))
+    return (
+        f"τ over static trees × {least} at least, × {most} at most; significantly above "
+        f"{(rows.gain_low > 1).sum()} of {len(rows)}"
+    )
 
 
 def numbers(temperature: int, table: pd.DataFrame) -> str:
-    rows = table[table.gain.notna() & (table.nodes >= SMALLEST)]
+    rows = judged(table)
     least, most = rows.loc[rows.gain.idxmin()], rows.loc[rows.gain.idxmax()]
     named = rows[rows.policy.isin(TASKS)].to_dict("records")
     listed = ", ".join(f"{row['policy']} × {common.interval(row, 'gain')}" for row in named)
@@ -99,7 +112,8 @@ def main(work: Path, out: Path) -> None:
     line = ". ".join(numbers(temperature, table) for temperature, (table, _) in found.items())
     rows = pd.concat([table, tasks[(tasks.task != "all") & tasks.policy.isin(TASKS)]], ignore_index=True)
     rows = rows.drop(columns=["bound_share", "expected_draft", "realised"])
-    common.write(out, CLAIM, SOURCE, verdict([one for one, _ in found.values()]), line, rows, figure, work)
+    tables = [one for one, _ in found.values()]
+    common.write(out, CLAIM, SOURCE, verdict(tables), headline(tables), line, rows, figure, work)
 
 
 if __name__ == "__main__":

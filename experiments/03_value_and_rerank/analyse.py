@@ -53,6 +53,15 @@ def verdict(table: pd.DataFrame) -> str:
     return common.verdict_of_gains(table[table.gain.notna()])
 
 
+def headline(table: pd.DataFrame) -> str:
+    gains = {}
+    for temperature, rows in table.groupby("temperature"):
+        of = rows.set_index("variant")
+        listed = [f"× {common.interval(of.loc[f'without {idea}'], 'gain')}" for idea in ("value", "rerank")]
+        gains[temperature] = " and ".join(listed)
+    return f"τ by value and by rerank {common.at_each(gains)}"
+
+
 def numbers(table: pd.DataFrame) -> str:
     parts = []
     for temperature, rows in table.groupby("temperature"):
@@ -70,7 +79,8 @@ def main(work: Path, out: Path) -> None:
     table = pd.concat(parts, ignore_index=True)
     published = table[table.budget == max(SIZES)]
     figure = plots.tau_by_variant(published, "EAGLE-2 and its ablations (total 60, top-k 10, depth 5)")
-    common.write(out, CLAIM, SOURCE, verdict(published), numbers(published), table, figure, work)
+    told = headline(published), numbers(published)
+    common.write(out, CLAIM, SOURCE, verdict(published), *told, table, figure, work)
 
 
 if __name__ == "__main__":

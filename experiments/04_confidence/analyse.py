@@ -60,6 +60,15 @@ def verdict(by_temperature: dict[str, pd.DataFrame]) -> str:
     return common.HOLDS if all(close(points) for points in by_temperature.values()) else common.HOLDS_PARTLY
 
 
+def headline(by_temperature: dict[str, pd.DataFrame]) -> str:
+    found = {name: farthest(points) for name, points in by_temperature.items()}
+    told = [
+        f"{worst.confidence:.2f}, accepted {common.interval(worst, 'hit_rate')}, at {name}"
+        for name, worst in found.items()
+    ]
+    return f"confidence farthest off: {'; '.join(told)}"
+
+
 def numbers(by_temperature: dict[str, pd.DataFrame]) -> str:
     parts = []
     for name, points in by_temperature.items():
@@ -83,7 +92,8 @@ def main(work: Path, out: Path) -> None:
     table = pd.concat(points.assign(kind=name, temperature=int(name[-1])) for name, points in found.items())
     table = table.assign(confidence_from=table.bin / BINS, confidence_to=(table.bin + 1) / BINS)
     figure = plots.reliability_diagram(table, "Confidence against acceptance, EAGLE-2's published tree")
-    common.write(out, CLAIM, SOURCE, verdict(found), numbers(found), table.drop(columns=["kind", "bin"]), figure, work)
+    table = table.drop(columns=["kind", "bin"])
+    common.write(out, CLAIM, SOURCE, verdict(found), headline(found), numbers(found), table, figure, work)
 
 
 if __name__ == "__main__":

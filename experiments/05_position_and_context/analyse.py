@@ -74,6 +74,18 @@ def verdict(tables: list[pd.DataFrame]) -> str:
     return common.HOLDS_PARTLY if partly else common.DOES_NOT_HOLD
 
 
+def headline(tables: dict[int, pd.DataFrame]) -> str:
+    found = {temperature: judged(table) for temperature, table in tables.items()}
+    differ = {temperature: f"{(rows.spread_p < LEVEL).sum()} of {len(rows)}" for temperature, rows in found.items()}
+    told = f"positions where prompts differ: {common.at_each(differ)}"
+    temperature, rows = next(iter(found.items()))
+    if rows.empty:
+        return told
+    least, most = (rows.loc[place] for place in (rows.acceptance.idxmin(), rows.acceptance.idxmax()))
+    ends = [common.interval(end, "acceptance") for end in (least, most)]
+    return f"{told}; accepted {' to '.join(ends)} by position at T = {temperature}"
+
+
 def numbers(tables: dict[int, pd.DataFrame]) -> str:
     parts = []
     for temperature, table in tables.items():
@@ -99,7 +111,8 @@ def main(work: Path, out: Path) -> None:
     tables = {temperature: table for temperature, (table, _, _) in found.items()}
     table = pd.concat(table.assign(temperature=temperature) for temperature, table in tables.items())
     figure = plots.by_context(*found[0], "Acceptance by position and context, T = 0 (EAGLE-2's published tree)")
-    common.write(out, CLAIM, SOURCE, verdict(list(tables.values())), numbers(tables), table, figure, work)
+    told = headline(tables), numbers(tables)
+    common.write(out, CLAIM, SOURCE, verdict(list(tables.values())), *told, table, figure, work)
 
 
 if __name__ == "__main__":

@@ -40,6 +40,20 @@ def verdict(tables: list[pd.DataFrame]) -> str:
     return common.HOLDS_PARTLY if all(map(any, found)) else common.DOES_NOT_HOLD
 
 
+def headline(tables: dict[int, pd.DataFrame]) -> str:
+    found = {
+        temperature: f"{sum(diminishes(table, question) for question in QUESTIONS)} of {len(QUESTIONS)}"
+        for temperature, table in tables.items()
+    }
+    temperature, table = next(iter(tables.items()))
+    rows = table[table.question == QUESTIONS[0]]
+    first, last = (rows.iloc[place] for place in (0, -1))
+    return (
+        f"diminishing: {common.at_each(found)}; node {first.group} adds {common.interval(first, 'reach', 3)} tokens, "
+        f"one of {last.group} {common.interval(last, 'reach', 3)} at T = {temperature}"
+    )
+
+
 def numbers(tables: dict[int, pd.DataFrame]) -> str:
     parts = []
     for temperature, table in tables.items():
@@ -75,7 +89,8 @@ def main(work: Path, out: Path) -> None:
         value, price(CostTable.load(work / "cost"), int(value.place.max())),
         f"What one more node is worth, T = 0 (EAGLE-2's published tree, {value.passes.max()} passes)",
     )  # fmt: skip
-    common.write(out, CLAIM, SOURCE, verdict(list(tables.values())), numbers(tables), table, figure, work)
+    told = headline(tables), numbers(tables)
+    common.write(out, CLAIM, SOURCE, verdict(list(tables.values())), *told, table, figure, work)
 
 
 if __name__ == "__main__":

@@ -57,6 +57,15 @@ def free(cost: CostTable) -> int:
     return int((curve[1:] <= ABOUT * curve[1]).nonzero()[0].max()) + 1
 
 
+def headline(measured: CostTable, modelled: dict[str, CostTable]) -> str:
+    tree, small = (max(ratios(measured, n).values()) for n in (TREE, SMALL))
+    model = max(max(ratios(cost, TREE).values()) for cost in modelled.values())
+    return (
+        f"{TREE} positions take {tree:.2f} times as long as one, {SMALL} take {small:.2f}, on "
+        f"{measured.about['device']}; {TREE} take {model:.2f} modelled on an H100"
+    )
+
+
 def numbers(measured: CostTable, modelled: dict[str, CostTable]) -> str:
     here = [
         f"T({n})/T(1) = " + ", ".join(f"{value:.2f} at context {at}" for at, value in ratios(measured, n).items())
@@ -87,7 +96,8 @@ def main(work: Path, out: Path) -> None:
     table = table.assign(**milliseconds, modelled=table.repeats == 0)
     columns = ["machine", "modelled", "context", "n", *milliseconds, "repeats", "relative"]
     about = common.machine(measured.about)
-    common.write(out, CLAIM, SOURCE, verdict(measured), numbers(measured, modelled), table[columns], figure, about)
+    told = headline(measured, modelled), numbers(measured, modelled)
+    common.write(out, CLAIM, SOURCE, verdict(measured), *told, table[columns], figure, about)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,8 @@ CLAIM = (
 )
 SOURCE = "Hu et al., arXiv 2502.18779"
 PAIRS = (("without replacement", "with replacement"), ("hybrid", "without replacement"))
+TEMPERATURE, CHILDREN = 1, 4
+"""What the verdict's lines name; all are in results.csv."""
 THIRDS = {1: "lowest", 2: "middle", 3: "highest"}
 
 
@@ -85,21 +87,37 @@ def verdict(found: pd.DataFrame) -> str:
     return common.HOLDS_PARTLY if above.any() else common.DOES_NOT_HOLD
 
 
+def shown(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the temperature and k that the verdict's lines name."""
+    return rows[(rows.temperature == TEMPERATURE) & (rows.k == CHILDREN)]
+
+
+def headline(found: pd.DataFrame) -> str:
+    gains = [
+        f"{row['rule']} over {row['over']} × {common.interval(row, 'gain')}" for row in shown(found).to_dict("records")
+    ]
+    above, below = (found.gain_low > 1).sum(), (found.gain_high < 1).sum()
+    return (
+        f"accepted of {CHILDREN} at T = {TEMPERATURE}: {', '.join(gains).replace(' replacement', '')}; {above} of "
+        f"{len(found)} significantly above, {below} below"
+    )
+
+
 def numbers(found: pd.DataFrame, nodes: pd.DataFrame, trees: pd.DataFrame) -> str:
     counted = [
         f"{rule} over {other}: of {len(group)}, {(group.gain_low > 1).sum()} significantly above, "
         f"{(group.gain_high < 1).sum()} below"
         for (rule, other), group in found.groupby(["rule", "over"], sort=False)
     ]
-    at = nodes[(nodes.entropy_third == "all") & (nodes.temperature == 1) & (nodes.k == 4)]
+    at = shown(nodes[nodes.entropy_third == "all"])
     accepted = [f"{row['rule']} {common.interval(row, 'accepted')}" for row in at.to_dict("records")]
-    whole = trees[(trees.temperature == 1) & trees.arm.str.startswith("tree")]
+    whole = trees[(trees.temperature == TEMPERATURE) & trees.arm.str.startswith("tree")]
     tokens = [
         f"{row['arm'].removeprefix('tree, ')} {common.interval(row, 'tokens')}" for row in whole.to_dict("records")
     ]
     return (
-        f"{'; '.join(counted)}. At T = 1, of 4 children accepted: {', '.join(accepted)}; tokens a pass of trees of 21 "
-        f"nodes: {', '.join(tokens)}"
+        f"{'; '.join(counted)}. At T = {TEMPERATURE}, of {CHILDREN} children accepted: {', '.join(accepted)}; tokens a "
+        f"pass of trees of 21 nodes: {', '.join(tokens)}"
     )
 
 
@@ -112,7 +130,8 @@ def main(work: Path, out: Path) -> None:
     )
     about = common.machine(json.loads((folder / "about.json").read_text()))
     figure = plots.acceptance_rules(nodes[nodes.entropy_third == "all"], trees)
-    common.write(out, CLAIM, SOURCE, verdict(found), numbers(found, nodes, trees), table, figure, about)
+    told = headline(found), numbers(found, nodes, trees)
+    common.write(out, CLAIM, SOURCE, verdict(found), *told, table, figure, about)
 
 
 if __name__ == "__main__":

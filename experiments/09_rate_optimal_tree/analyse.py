@@ -126,6 +126,18 @@ def verdict(found: dict[str, bool]) -> str:
     return common.HOLDS_PARTLY if any(found.values()) else common.DOES_NOT_HOLD
 
 
+def headline(table: pd.DataFrame, predicted: pd.DataFrame) -> str:
+    """The least gain over the best fixed tree, by replay and by the clock, and the farthest prediction."""
+    least = [
+        f"× {common.interval(rows.loc[rows.ratio_low.idxmin()], 'ratio')} {how}"
+        for how, rows in table[(table.policy == RATE) & (table.over == BEST)].groupby("how", sort=False)
+    ]
+    line = f"least over the best fixed tree {', '.join(least)}"
+    if len(predicted):
+        line += f"; farthest prediction {predicted.error.abs().max():.1%} off ({PREDICTED:.0%} allowed)"
+    return line
+
+
 def numbers(table: pd.DataFrame, predicted: pd.DataFrame) -> str:
     told = []
     for (temperature, how), rows in table[table.policy == RATE].groupby(["temperature", "how"], sort=False):
@@ -157,8 +169,8 @@ def main(work: Path, out: Path) -> None:
     if len(predicted):
         out.mkdir(parents=True, exist_ok=True)
         predicted.assign(**(about if runs else {})).round(4).to_csv(out / "prediction.csv", index=False)
-    line = numbers(table, predicted)
-    common.write(out, CLAIM, SOURCE, verdict(parts(table, predicted)), line, table, figure, about)
+    told = headline(table, predicted), numbers(table, predicted)
+    common.write(out, CLAIM, SOURCE, verdict(parts(table, predicted)), *told, table, figure, about)
 
 
 if __name__ == "__main__":

@@ -94,6 +94,18 @@ def verdict(errors: dict[int, pd.DataFrame], gains: dict[int, pd.DataFrame]) -> 
     return common.HOLDS_PARTLY if any(lower) else common.DOES_NOT_HOLD
 
 
+def headline(errors: dict[int, pd.DataFrame], gains: dict[int, pd.DataFrame]) -> str:
+    table, speeds = pd.concat(errors.values(), ignore_index=True), pd.concat(gains.values())
+    fits, speeds = table[table.kind != DRAFTED], speeds[speeds.kind != DRAFTED]
+    best = fits.loc[fits.change.idxmin()]
+    before = table.error[(table.kind == DRAFTED) & (table.temperature == best.temperature)].item()
+    at = f"{best.kind}, T = {best.temperature}: {before:.3f} to {common.interval(best, 'error', 3)}"
+    return (
+        f"calibration error significantly lower by {(fits.change_high < 0).sum()} of {len(fits)} fits ({at}), tokens/s "
+        f"higher by {(speeds.speed_gain_low > 1).sum()} of {len(speeds)}"
+    )
+
+
 def numbers(errors: dict[int, pd.DataFrame], gains: dict[int, pd.DataFrame]) -> str:
     parts = []
     for temperature, table in errors.items():
@@ -118,7 +130,8 @@ def main(work: Path, out: Path) -> None:
     title = "Before and after calibration, on prompts that nothing was fitted on"
     figure = plots.reliability_diagram(pd.concat(points for _, points in found.values()), title)
     table = pd.concat(parts).set_index(["of", "temperature"]).reset_index()
-    common.write(out, CLAIM, SOURCE, verdict(errors_of, gains_of), numbers(errors_of, gains_of), table, figure, work)
+    told = headline(errors_of, gains_of), numbers(errors_of, gains_of)
+    common.write(out, CLAIM, SOURCE, verdict(errors_of, gains_of), *told, table, figure, work)
 
 
 if __name__ == "__main__":

@@ -55,10 +55,24 @@ def measured(passes: pd.DataFrame, depth: int) -> pd.DataFrame:
     return rows.assign(**dict(zip(("tokens", "tokens_low", "tokens_high"), tokens, strict=True)))
 
 
+def inside(rows: pd.DataFrame) -> pd.Series:
+    """Whether the law's share of passes that accept k or more is inside the measured one's interval."""
+    return (rows.geometric >= rows.at_least_low) & (rows.geometric <= rows.at_least_high)
+
+
 def verdict(tables: list[pd.DataFrame]) -> str:
-    agrees = [((rows.geometric >= rows.at_least_low) & (rows.geometric <= rows.at_least_high)).all() for rows in tables]
+    agrees = [inside(rows).all() for rows in tables]
     near = [abs(rows.geometric_tokens[0] / rows.tokens[0] - 1) <= CLOSE for rows in tables]
     return common.HOLDS if all(agrees) else common.HOLDS_PARTLY if all(near) else common.DOES_NOT_HOLD
+
+
+def headline(tables: dict[int, pd.DataFrame]) -> str:
+    held = {temperature: f"{inside(rows).sum()} of {len(rows)}" for temperature, rows in tables.items()}
+    tokens = [
+        f"{common.interval(rows.iloc[0], 'tokens')}, law {rows.geometric_tokens.iloc[0]:.2f}"
+        for rows in tables.values()
+    ]
+    return f"intervals that contain the law: {common.at_each(held)}; tokens a pass {'; '.join(tokens)}"
 
 
 def numbers(tables: dict[int, pd.DataFrame]) -> str:
@@ -83,7 +97,8 @@ def main(work: Path, out: Path) -> None:
     }
     table = pd.concat((rows.assign(temperature=temperature) for temperature, rows in found.items()), ignore_index=True)
     figure = plots.accepted_lengths(table, f"Accepted tokens of a chain of {DEPTH}")
-    common.write(out, CLAIM, SOURCE, verdict(list(found.values())), numbers(found), table, figure, work)
+    told = headline(found), numbers(found)
+    common.write(out, CLAIM, SOURCE, verdict(list(found.values())), *told, table, figure, work)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,8 @@ def test_a_numbered_experiment_runs_on_two_prompts(folder, work, full):
     assert ran.returncode == 0, ran.stderr[-3000:]
     out = work / "small" / folder.name
     verdict = json.loads((out / "verdict.json").read_text(encoding="utf-8"))
-    assert verdict["verdict"] in ("holds", "holds partly", "does not hold") and verdict["numbers"] in ran.stdout
+    assert verdict["verdict"] in ("holds", "holds partly", "does not hold")
+    assert verdict["headline"] and verdict["headline"] in ran.stdout and verdict["numbers"] in ran.stdout
     table = pd.read_csv(out / "results.csv")
     assert len(table) and set(MACHINE) <= set(table) and table[MACHINE].notna().all(axis=None)
     assert (out / "figure.png").read_bytes().startswith(b"\x89PNG")
