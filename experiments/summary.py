@@ -20,15 +20,19 @@ def cell(text: str) -> str:
 
 
 def table(folder: Path) -> str:
-    """A Markdown table of all `NN_name/verdict.json` in a folder, in the order of their numbers."""
-    lines = ["| experiment | claim | source | verdict | numbers |", "|---|---|---|---|---|"]
+    """A Markdown table of all `NN_name/verdict.json` in a folder, in the order of their numbers.
+
+    Raises:
+        ValueError: a verdict lacks a field of the table.
+    """
+    lines = ["| experiment | claim | verdict | in short |", "|---|---|---|---|"]
     for path in sorted(folder.glob("[0-9][0-9]_*/verdict.json")):
-        verdict = json.loads(path.read_text(encoding="utf-8"))
-        name = path.parent.name
+        verdict, name = json.loads(path.read_text(encoding="utf-8")), path.parent.name
+        if missing := [field for field in ("claim", "verdict", "headline") if not verdict.get(field)]:
+            raise ValueError(f"{name}/verdict.json has no {', '.join(missing)}: run {name}/run.sh to write it anew")
         link = f"[{name.replace('_', ' ')}](experiments/{name})"
-        cells = [cell(verdict[column]) for column in ("claim", "source", "verdict", "numbers")]
-        cells[2] = f"**{cells[2]}**"
-        lines.append(f"| {' | '.join([link, *cells])} |")
+        claim, headline = cell(verdict["claim"]), cell(verdict["headline"])
+        lines.append(f"| {link} | {claim} | **{verdict['verdict']}** | {headline} |")
     return "\n".join(lines)
 
 

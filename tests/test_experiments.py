@@ -136,16 +136,29 @@ def test_the_search_leaves_out_trees_whose_pool_is_smaller_than_their_budget():
     assert search.Eagle2(4, 2, 1) in trees and search.Eagle2(8, 2, 1) not in trees
 
 
+def write_verdict(folder: Path, name: str, **fields: str) -> None:
+    """A hand-made NAME/verdict.json in a folder."""
+    (folder / name).mkdir()
+    (folder / name / "verdict.json").write_text(json.dumps(fields), encoding="utf-8")
+
+
 def test_the_table_has_a_row_a_verdict_in_the_order_of_numbers(tmp_path):
     for name, verdict in (("02_second", "holds"), ("01_first", "does not hold"), ("notes", "holds")):
-        fields = {"claim": f"a | b {name}", "source": "a paper", "verdict": verdict, "numbers": "1.5 (1.2–1.8)"}
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "verdict.json").write_text(json.dumps(fields), encoding="utf-8")
-    first, second = summary.table(tmp_path).splitlines()[2:]
+        short = {"verdict": verdict, "headline": "τ × 1.5 (1.2–1.8) | T = 0"}
+        write_verdict(tmp_path, name, claim=f"a | b {name}", source="a paper", **short, numbers="all of them")
+    head, _, first, second = summary.table(tmp_path).splitlines()
+    assert head == "| experiment | claim | verdict | in short |"
     assert first == (
-        "| [01 first](experiments/01_first) | a \\| b 01_first | a paper | **does not hold** | 1.5 (1.2–1.8) |"
+        "| [01 first](experiments/01_first) | a \\| b 01_first | **does not hold** | τ × 1.5 (1.2–1.8) \\| T = 0 |"
     )
     assert second.startswith("| [02 second]") and "**holds**" in second
+
+
+def test_a_verdict_without_a_headline_is_named(tmp_path):
+    write_verdict(tmp_path, "01_first", claim="a", source="a paper", verdict="holds", headline="× 2", numbers="1.5")
+    write_verdict(tmp_path, "02_second", claim="a", source="a paper", verdict="holds", numbers="1.5")
+    with pytest.raises(ValueError, match=r"02_second/verdict.json has no headline: run 02_second/run.sh"):
+        summary.table(tmp_path)
 
 
 def test_only_what_stands_between_the_markers_is_replaced():
