@@ -38,7 +38,7 @@ reproduce: $(VENV)/installed  ## all numbered experiments (hours, on an idle mac
 	export PATH="$(CURDIR)/$(VENV)/bin:$$PATH"; set -e; for run in experiments/[0-9]*/run.sh; do $$run; done; \
 	  python experiments/summary.py
 
-reproduce-small: $(VENV)/installed  ## the same on two prompts of 16 tokens (minutes); the verdicts say nothing
+reproduce-small: $(VENV)/installed  ## the same on two prompts of 8 tokens (minutes); the verdicts say nothing
 	export PATH="$(CURDIR)/$(VENV)/bin:$$PATH"; set -e; for run in experiments/[0-9]*/run.sh; do $$run small; done; \
 	  python experiments/summary.py "$${WORK:-experiments/work}/small"
 

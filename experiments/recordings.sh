@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What the numbered experiments analyse, recorded once. Resumable: a step whose result is there is not done again.
-# usage: recordings.sh [small]     small: two prompts a half, few tokens, into WORK/small
+# usage: recordings.sh [small]     small: two prompts a half, eight tokens, into WORK/small
 # WORK: where recordings go (experiments/work); DTYPE: the target's (float32)
 #
 #   prompts/                    halves of the bundled prompts: fit.jsonl to choose and fit on, judge.jsonl to judge on
@@ -15,7 +15,7 @@ here="$(cd "$(dirname "$0")" && pwd)"
 work="$(realpath -m "${WORK:-$here/work}")"
 tokens=128; prompts=null; measured=(); appraised=(trace.target_prob=true trace.positions=15)
 if [ "${1:-}" = small ]; then
-  work+=/small; tokens=16; prompts=2; appraised=()
+  work+=/small; tokens=8; prompts=2; appraised=()
   measured=(repeats=1 'positions=[1,8,60]' 'widths=[1,10]' 'contexts=[64]')
 fi
 mkdir -p "$work"
