@@ -48,9 +48,9 @@ def published(nodes: pd.DataFrame) -> pd.DataFrame:
 
 
 @cache
-def trace(work: Path, half: str, temperature: int) -> Trace:
-    """The trace of a half of the prompts; read once a process."""
-    return Trace.read(work / half / f"trace_{temperature}")
+def trace(work: Path, half: str, temperature: int, kind: str = "trace") -> Trace:
+    """The trace of a half of the prompts, or that of `coupled` drafts; read once a process."""
+    return Trace.read(work / half / f"{kind}_{temperature}")
 
 
 def policy(entry: str | Mapping[str, Any]) -> Policy:
@@ -59,7 +59,12 @@ def policy(entry: str | Mapping[str, Any]) -> Policy:
 
 
 def replayed(
-    work: Path, half: str, temperature: int, policies: Mapping[str, Policy], cost: CostTable | None = None
+    work: Path,
+    half: str,
+    temperature: int,
+    policies: Mapping[str, Policy],
+    cost: CostTable | None = None,
+    kind: str = "trace",
 ) -> pd.DataFrame:
     """The passes of policies, by label, on a half's trace; with a cost table, autoregressive decoding's first.
 
@@ -69,10 +74,10 @@ def replayed(
     baseline = {} if cost is None else {"autoregressive": Autoregressive()}
     parts = []
     for name, one in {**baseline, **policies}.items():
-        result = replay(trace(work, half, temperature), one, cost, name)
+        result = replay(trace(work, half, temperature, kind), one, cost, name)
         if result.uncovered:
             raise ValueError(
-                f"{name} asks {result.uncovered} times for what {half}/trace_{temperature} does not hold: "
+                f"{name} asks {result.uncovered} times for what {half}/{kind}_{temperature} does not hold: "
                 "declare it in recordings.sh and record again"
             )
         parts.append(result.passes)

@@ -10,6 +10,7 @@
 #   calibration_T/              what confidences are worth (fit)
 #   fit/trace_T, judge/trace_T  what the drafter says: of EAGLE-2's sizes on both halves, of all policies on the second, which
 #                               the target appraises at one position a prompt (half a minute each)
+#   judge/coupled_1             the same texts at T = 1, drafted for with coupled candidates
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
 work="$(realpath -m "${WORK:-$here/work}")"
@@ -34,6 +35,8 @@ on() { # HALF T: sets data
 # answer most of what narrow ones ask, and the drafter runs where something is lacking.
 sizes=""
 for top_k in 10 8 6 4 3 2; do sizes+="{policy: eagle2, budget: 59, top_k: $top_k, depth: 7},"; done
+coupled=""
+for size in 'budget: 8, top_k: 4, depth: 3' 'budget: 24, top_k: 8, depth: 4'; do coupled+="{policy: eagle2, $size},"; done
 others() { # T
   local accuracy="accuracy: $work/accuracy_$1/accuracy.json" size kind
   printf '%s' "{policy: chain, depth: 16},eagle1,{policy: medusa, $accuracy},"
@@ -71,5 +74,7 @@ steps() {
       "compare=[$sizes$(others "$temperature")]" policy=eagle2_published "${appraised[@]}" \
       "${data[@]}"
   done
+  step judge/coupled_1.done trace "folder=$work/judge/coupled_1" draw.kind=coupled \
+    "texts=$work/judge/trace_1/texts.parquet" "compare=[${coupled%,}]" policy=eagle2_published "${data[@]}"
 }
 steps | python "$here/verbs.py"

@@ -170,7 +170,17 @@ def test_the_headline_of_the_rules_has_both_gains_and_counts_of_all_comparisons(
     trees = pd.DataFrame(
         {"temperature": [1.0], "arm": ["tree, match"], "tokens": 2.0, "tokens_low": 1.8, "tokens_high": 2.2}
     )
-    assert "At T = 1, of 4 children accepted: with replacement 0.50" in module.numbers(found, nodes, trees)
+    coupled = pd.DataFrame(
+        {
+            "arm": ["A, match", "A, coupled"],
+            "gain": [np.nan, 1.5],
+            "gain_low": [np.nan, 1.2],
+            "gain_high": [np.nan, 1.8],
+        }
+    )
+    numbers = module.numbers(found, nodes, trees, coupled)
+    assert "At T = 1, of 4 children accepted: with replacement 0.50" in numbers
+    assert numbers.endswith("τ of coupled over match, replayed: A × 1.50 (1.20–1.80)")
 
 
 def test_accepted_children_are_counted_in_thirds_of_the_entropy():

@@ -26,6 +26,11 @@ CLAIM = (
 )
 SOURCE = "Hu et al., arXiv 2502.18779"
 PAIRS = (("without replacement", "with replacement"), ("hybrid", "without replacement"))
+SIZES = {
+    "EAGLE-2, 8 nodes": {"policy": "eagle2", "budget": 8, "top_k": 4, "depth": 3},
+    "EAGLE-2, 24 nodes": {"policy": "eagle2", "budget": 24, "top_k": 8, "depth": 4},
+    "EAGLE-2, 59 nodes": common.PUBLISHED,
+}
 TEMPERATURE, CHILDREN = 1, 4
 """What the verdict's lines name; all are in results.csv."""
 THIRDS = {1: "lowest", 2: "middle", 3: "highest"}
@@ -80,6 +85,24 @@ def pairs(nodes: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def coupled_trees(work: Path) -> pd.DataFrame:
+    """τ of EAGLE-2's trees of coupled drafts at T = 1, and its gain over trees of the most likely tokens, replayed."""
+    rows = []
+    for name, entry in SIZES.items():
+        parts = [
+            common.replayed(work, "judge", TEMPERATURE, {rule: common.policy(entry)}, kind=kind)
+            for rule, kind in (("match", "trace"), ("coupled", "coupled"))
+        ]
+        passes = pd.concat(parts, ignore_index=True)
+        table = common.tokens_per_pass(passes).set_index("policy")[["tau", "tau_low", "tau_high", "passes", "prompts"]]
+        gain = common.gains(passes, "match").loc["coupled", ["gain", "gain_low", "gain_high"]]
+        rows += [
+            {"arm": f"{name}, match", **table.loc["match"]},
+            {"arm": f"{name}, coupled", "over": "match", **table.loc["coupled"], **gain},
+        ]
+    return pd.DataFrame(rows).assign(temperature=TEMPERATURE)
+
+
 def verdict(found: pd.DataFrame) -> str:
     above, below = found.gain_low > 1, found.gain_high < 1
     if above.mean() > 0.5 and not below.any():
@@ -103,7 +126,7 @@ def headline(found: pd.DataFrame) -> str:
     )
 
 
-def numbers(found: pd.DataFrame, nodes: pd.DataFrame, trees: pd.DataFrame) -> str:
+def numbers(found: pd.DataFrame, nodes: pd.DataFrame, trees: pd.DataFrame, coupled: pd.DataFrame) -> str:
     counted = [
         f"{rule} over {other}: of {len(group)}, {(group.gain_low > 1).sum()} significantly above, "
         f"{(group.gain_high < 1).sum()} below"
@@ -115,22 +138,25 @@ def numbers(found: pd.DataFrame, nodes: pd.DataFrame, trees: pd.DataFrame) -> st
     tokens = [
         f"{row['arm'].removeprefix('tree, ')} {common.interval(row, 'tokens')}" for row in whole.to_dict("records")
     ]
+    gains = [
+        f"{row['arm'].removesuffix(', coupled')} × {common.interval(row, 'gain')}"
+        for row in coupled[coupled.gain.notna()].to_dict("records")
+    ]
     return (
         f"{'; '.join(counted)}. At T = {TEMPERATURE}, of {CHILDREN} children accepted: {', '.join(accepted)}; tokens a "
-        f"pass of trees of 21 nodes: {', '.join(tokens)}"
+        f"pass of trees of 21 nodes: {', '.join(tokens)}; τ of coupled over match, replayed: {', '.join(gains)}"
     )
 
 
 def main(work: Path, out: Path) -> None:
     folder = work / "08_acceptance_rules"
     drawn, passes = (pd.read_parquet(folder / f"{name}.parquet") for name in ("nodes", "trees"))
-    nodes, trees, found = of_nodes(drawn), of_trees(passes), pairs(drawn)
-    table = pd.concat(
-        [nodes.assign(of="nodes"), trees.rename(columns={"arm": "rule"}).assign(of="trees"), found.assign(of="pairs")]
-    )
+    nodes, trees, found, coupled = of_nodes(drawn), of_trees(passes), pairs(drawn), coupled_trees(work)
+    parts = {"nodes": nodes, "trees": trees, "pairs": found, "coupled": coupled}
+    table = pd.concat(part.rename(columns={"arm": "rule"}).assign(of=name) for name, part in parts.items())
     about = common.machine(json.loads((folder / "about.json").read_text()))
     figure = plots.acceptance_rules(nodes[nodes.entropy_third == "all"], trees)
-    told = headline(found), numbers(found, nodes, trees)
+    told = headline(found), numbers(found, nodes, trees, coupled)
     common.write(out, CLAIM, SOURCE, verdict(found), *told, table, figure, about)
 
 
