@@ -47,6 +47,7 @@ def bench(config: DictConfig) -> dict[str, Any]:
     """Run the benchmark that a config describes."""
     policies = chosen_policies(config)
     sampling = Sampling(config.temperature, config.top_k, config.top_p)
+    common.check_length_and_seed(config)
     rule, draw = common.build_rule(config)
     folder = common.new_run_folder(config, "bench", "run.json", "parts")
     prompts = common.read_prompts(config.data)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from eagle_tree import analysis, plots
 from eagle_tree.apps import common, sweep
-from eagle_tree.checks import check_count
-from eagle_tree.files import replacing
+from eagle_tree.checks import as_path, check_count
+from eagle_tree.files import read_json, replacing
 from eagle_tree.regret import PARTS, decomposed
 
 COLUMNS = ["label", "policy", "overrides", "prompts", "passes", "nodes", "tau", "tau_low", "tau_high"]
@@ -30,7 +29,9 @@ def main(arguments: list[str]) -> int:
 
 def report(folders: list[str], config: DictConfig) -> dict[str, Any]:
     """Gather, compare and print."""
-    folders = [Path(folder) for folder in (folders or config.runs)]
+    if not folders and not OmegaConf.is_list(config.runs):
+        raise ValueError(f"runs={config.runs!r} must be a list of folders, such as runs=[{config.runs}]")
+    folders = [as_path("runs", folder) for folder in (folders or config.runs)]
     if not folders:
         raise ValueError("runs: no folder is given; call: eagle-tree report runs/sweep-…")
     check_count("rows", config.rows)
@@ -75,13 +76,13 @@ def runs_of(folder: Path, complaints: list[str]) -> list[tuple[Path, dict[str, A
         return [(folder / name, about) for name, about in jobs.finished.items()]
     if not (folder / "run.json").is_file():
         raise FileNotFoundError(f"runs: {folder} holds neither a sweep nor a finished replay")
-    return [(folder, json.loads((folder / "run.json").read_text()))]
+    return [(folder, read_json(folder / "run.json"))]
 
 
 def check_comparable(runs: list[tuple[Path, dict[str, Any]]]) -> None:
     """Raise ValueError for a run that is no replay, or replays of different traces: nothing pairs their prompts."""
     for run, about in runs:
-        if "policies" not in about.get("result", {}) or "chosen" not in about:
+        if "policies" not in (about.get("result") or {}) or "chosen" not in about:
             raise ValueError(f"runs: {run} is no replay")
         if about["result"]["trace"] != (first := runs[0][1]["result"]["trace"]):
             raise ValueError(f"runs: {run} replays trace {about['result']['trace']}, {runs[0][0]} trace {first}")

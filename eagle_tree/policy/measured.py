@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from eagle_tree.checks import check_count
+from eagle_tree.checks import as_path, check_count
 from eagle_tree.cost import CostTable
 from eagle_tree.files import write_json
 from eagle_tree.policy.fixed import Static
@@ -73,7 +73,7 @@ class Accuracy:
         Raises:
             FileNotFoundError: there is none. ValueError: the file holds something else.
         """
-        place = BUNDLED if path == "bundled" else Path(path)
+        place = BUNDLED if path == "bundled" else as_path("accuracy", path)
         if not place.is_file():
             raise FileNotFoundError(
                 f"accuracy={str(path)!r}: there is no file {place}; measure one with `eagle-tree evaluate "
