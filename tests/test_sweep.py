@@ -219,6 +219,19 @@ def test_a_report_of_single_replays_compares_their_policies(folder, eagle_tree):
     assert last(eagle_tree("report", "one", "two")[1])["finished"] == 2
 
 
+def test_a_report_tells_runs_of_one_name_apart(folder, eagle_tree):
+    for name, depth in (("a/one", 1), ("b/one", 2)):
+        arguments = ["policy.top_k=3", f"policy.depth={depth}", "compare=[]", f"run={name}"]
+        assert eagle_tree("replay", *arguments)[0] == 0
+    assert last(eagle_tree("report", "a/one", "b/one", "./a/one")[1])["finished"] == 2
+    rows = table(folder / "a" / "one")
+    assert sorted(rows.label) == [f"{run}/one:{policy}" for run in "ab" for policy in ("autoregressive", "eagle2")]
+    for name in ("s", "t"):
+        assert eagle_tree("replay", "-m", "policy.budget=1,2", "compare=[]", f"sweep={name}")[0] == 0
+    assert last(eagle_tree("report", "s", "t")[1])["finished"] == 4
+    assert table(folder / "s").label.is_unique
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

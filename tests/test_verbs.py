@@ -97,6 +97,8 @@ def test_a_folder_that_holds_an_earlier_run_is_refused_before_any_work(verbs, mo
         ("replay", "compare=null", "compare=None must be a list of policies"),
         ("replay", "regret=3", "regret=3 must be true or false"),
         ("replay", "cost=null", "cost=null must be one of h100_70b, h100_8b, measured"),
+        ("replay", "policy=eagle2 policy.value=no", "Eagle2: value='no' must be true or false"),
+        ("replay", "policy=eagle2 policy.rerank=0", "Eagle2: rerank=0 must be true or false"),
         ("replay", "policy=calibrated policy.path=5", "path=5 must be the path"),
         ("replay", "policy=medusa policy.accuracy=5", "accuracy=5 must be the path"),
         ("replay", "policy=rate_optimal policy.cost=5", "folder=5 must be the path"),
@@ -112,6 +114,7 @@ def test_a_folder_that_holds_an_earlier_run_is_refused_before_any_work(verbs, mo
         ("explore", "run=here page=5", "page=5 must be the path"),
         ("evaluate", "policies=chain", "policies='chain' must be a list of policies"),
         ("evaluate", "texts=5", "texts=5 must be the path"),
+        ("bench", "record_nodes=no", "record_nodes='no' must be true or false"),
         ("bench", "drafter=null", "drafter=null must be one of bundled, checkpoint"),
         *[(verb, "seed=a", "seed='a' must be an integer >= 0") for verb in ("bench", "audit", "trace", "evaluate")],
         *[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,13 +33,17 @@ def report(folders: list[str], config: DictConfig) -> dict[str, Any]:
     if not folders and not OmegaConf.is_list(config.runs):
         raise ValueError(f"runs={config.runs!r} must be a list of folders, such as runs=[{config.runs}]")
     folders = [as_path("runs", folder) for folder in (folders or config.runs)]
+    folders = list({folder.resolve(): folder for folder in folders}.values())  # one that is named twice is one
     if not folders:
         raise ValueError("runs: no folder is given; call: eagle-tree report runs/sweep-…")
     check_count("rows", config.rows)
     complaints: list[str] = []
     runs = [run for folder in folders for run in runs_of(folder, complaints)]
     check_comparable(runs)
-    parts = [entries(run, about, many=len(folders) > 1) for run, about in runs]
+    names = Counter(run.name for run, _ in runs)
+    parts = [
+        entries(run, about, str(run) if names[run.name] > 1 else run.name, many=len(folders) > 1) for run, about in runs
+    ]
     table, sums = [row for rows, _ in parts for row in rows], [of_prompt for _, of_prompt in parts]
     losses = [pd.read_parquet(run / "regret.parquet") for run, _ in runs if (run / "regret.parquet").is_file()]
     print("\n".join(complaints))
@@ -88,16 +93,16 @@ def check_comparable(runs: list[tuple[Path, dict[str, Any]]]) -> None:
             raise ValueError(f"runs: {run} replays trace {about['result']['trace']}, {runs[0][0]} trace {first}")
 
 
-def entries(run: Path, about: dict[str, Any], many: bool) -> tuple[list[dict[str, Any]], pd.DataFrame]:
+def entries(run: Path, about: dict[str, Any], title: str, many: bool) -> tuple[list[dict[str, Any]], pd.DataFrame]:
     """Rows of the table, and sums by label and prompt: of a sweep's job its chosen policy, of a replay all.
 
     Args:
-        many: whether labels must tell replays apart.
+        title: what no other run is called. many: whether labels must tell replays apart.
     """
     policies, sums = about["result"]["policies"], pd.read_parquet(run / "prompts.parquet")
     is_job = (run.parent / "sweep.json").is_file()
     names = [about["chosen"]] if is_job else list(policies)
-    label = {name: run.name if is_job else f"{run.name}:{name}" if many else name for name in names}
+    label = {name: title if is_job else f"{title}:{name}" if many else name for name in names}
     overrides = " ".join(about["overrides"]) if is_job else ""
     known = {"overrides": overrides, "prompts": sums.prompt_id.nunique(), "run": str(run)}
     rows = [{**policies[name], **known, "label": label[name], "policy": name} for name in names]
