@@ -141,6 +141,16 @@ def test_the_measured_rule_is_chosen_at_the_temperature_of_the_trace(verbs, tmp_
     assert json.loads((tmp_path / "drawn-m" / "run.json").read_text())["config"]["accept"]["temperature"] == 1
 
 
+def test_a_tree_is_sized_by_the_table_that_times_it_if_its_size_is_not_given(verbs):
+    result_of(verbs("trace", "compare=[]", "policy=chain"))
+    tree = ["policy=sequoia", "policy.depth=2", "compare=[]", "cost=h100_8b"]
+    given = result_of(verbs("replay", *tree, "policy.budget=3"))["policies"]["sequoia"]
+    chosen = result_of(verbs("replay", *tree, "policy.budget=null"))["policies"]["sequoia"]
+    assert given["nodes"] == 3 and chosen["nodes"] > 3
+    status, _, errors = verbs("replay", *tree, "policy.budget=3", "policy.cost=cost")
+    assert status == 1 and "sequoia: budget=3 and cost=a table: give the one" in errors
+
+
 def test_a_stopped_recording_goes_on(verbs, target, monkeypatch):
     from eagle_tree.apps import trace as app
 

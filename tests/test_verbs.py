@@ -98,6 +98,7 @@ def test_a_folder_that_holds_an_earlier_run_is_refused_before_any_work(verbs, mo
         ("replay", "regret=3", "regret=3 must be true or false"),
         ("replay", "cost=null", "cost=null must be one of h100_70b, h100_8b, measured"),
         ("replay", "policy=eagle2 policy.value=no", "Eagle2: value='no' must be true or false"),
+        ("replay", "policy=sequoia policy.other_machine=no", "sequoia: other_machine='no' must be true or false"),
         ("replay", "policy=eagle2 policy.rerank=0", "Eagle2: rerank=0 must be true or false"),
         ("replay", "policy=calibrated policy.path=5", "path=5 must be the path"),
         ("replay", "policy=medusa policy.accuracy=5", "accuracy=5 must be the path"),

@@ -153,10 +153,14 @@ def build_policy(config: DictConfig, cost: DictConfig | None = None) -> Policy:
 
 
 def timed_by(fields: Any, cost: dict[str, Any]) -> Any:
-    """Policy fields in which every `cost`, inner policies' included, is the given one."""
+    """Policy fields in which every `cost` that decides, inner policies' included, is the given one.
+
+    A tree of given size (`policy=sequoia`, without a cost) is not decided by any.
+    """
     if not isinstance(fields, dict):
         return fields
-    other = {"cost": cost, "other_machine": True} if {"cost", "other_machine"} <= fields.keys() else {}
+    decides = {"cost", "other_machine"} <= fields.keys() and (fields["cost"] is not None or fields["budget"] is None)
+    other = {"cost": cost, "other_machine": True} if decides else {}
     return {**{name: timed_by(value, cost) for name, value in fields.items()}, **other}
 
 
