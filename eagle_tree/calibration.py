@@ -25,6 +25,7 @@ import torch
 from scipy.optimize import isotonic_regression, minimize_scalar
 from torch import Tensor
 
+from eagle_tree.checks import as_path, is_number
 from eagle_tree.files import replacing
 
 NODE_KEYS = ["policy", "prompt_id", "pass_id"]
@@ -55,6 +56,10 @@ class Temperatures:
     greedy: bool
     drafter: str | None = None
 
+    def __post_init__(self) -> None:
+        if not self.temperature or not all(is_number(one) and one > 0 for one in self.temperature):
+            raise ValueError(f"temperature={self.temperature!r} must be numbers above 0, one a depth")
+
     def edge(self, log_conf: Tensor, depth: Tensor, rank: Tensor) -> Tensor:
         """Calibrated log confidences `[M] f32` of edges, all `[M]`; depth counts from 1."""
         temperature = self._table.to(log_conf.device)[(depth - 1).clamp(0, len(self.temperature) - 1)]
@@ -79,6 +84,13 @@ class Isotonic:
     curve: tuple[tuple[tuple[float, ...], ...], ...]
     greedy: bool
     drafter: str | None = None
+
+    def __post_init__(self) -> None:
+        curve = np.array(self.curve, dtype=float)  # raises ValueError for rows of several lengths
+        if curve.ndim != 3 or not curve.size or curve.shape[2] != GRID + 1:
+            raise ValueError(f"curve of shape {curve.shape} must be one of {GRID + 1} points a depth and rank")
+        if not ((curve > 0) & (curve <= 1)).all():
+            raise ValueError("curve must hold probabilities above 0")
 
     def edge(self, log_conf: Tensor, depth: Tensor, rank: Tensor) -> Tensor:
         """As `Temperatures.edge`; linear between the grid's points."""
@@ -242,14 +254,14 @@ def load(path: str | Path) -> Calibration:
     Raises:
         FileNotFoundError: there is none. ValueError: the file is none.
     """
-    path = Path(path)
+    path = as_path("path", path)
     if not path.is_file():
         raise FileNotFoundError(f"no calibration in {path}; fit one with `eagle-tree calibrate nodes=RUN`")
     try:
         values = json.loads(path.read_text())
         kind = {"Temperatures": Temperatures, "Isotonic": Isotonic}[values.pop("kind")]
         return kind(**{name: tuples(value) for name, value in values.items()})
-    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} holds no calibration: {error}") from error
 
 

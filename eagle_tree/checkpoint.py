@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
+from eagle_tree.checks import as_path
 from eagle_tree.drafter.base import Drafter
 from eagle_tree.drafter.eagle import EagleConfig, EagleDrafter, EagleHead, check_fits, layer_like, published_taps
 from eagle_tree.drafter.medusa import MedusaConfig, MedusaDrafter, MedusaHeads
@@ -138,7 +139,7 @@ def load_medusa(folder: str | Path, target, dtype: torch.dtype | None = None) ->
 
 def load_kind(kinds: tuple[str, ...], folder: str | Path, target, dtype: torch.dtype | None) -> Drafter:
     """As `load_drafter`, of some kinds only."""
-    folder = Path(folder)
+    folder = as_path("folder", folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"drafter folder {folder} does not exist")
     fields, weights = read_config(folder), read_weights(folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from numbers import Real
+from pathlib import Path
 
 
 def is_number(value: object) -> bool:
@@ -20,6 +21,19 @@ def check_count(name: str, value: object, least: int = 1) -> None:
     """Raise ValueError unless the value, so named, is an integer of at least `least`."""
     if not is_count(value, least):
         raise ValueError(f"{name}={value!r} must be an integer >= {least}")
+
+
+def as_path(name: str, value: object) -> Path:
+    """The path that a value, so named, is. Raises ValueError unless it is text that is not empty."""
+    if not isinstance(value, str | Path) or value == "":
+        raise ValueError(f"{name}={value!r} must be the path of a file or folder, as text (a number in quotes)")
+    return Path(value)
+
+
+def check_flag(name: str, value: object) -> None:
+    """Raise ValueError unless the value, so named, is true or false."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}={value!r} must be true or false")
 
 
 def check_counts(owner: object, *names: str) -> None:

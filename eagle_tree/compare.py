@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from eagle_tree.accept import Coupled, Hybrid, Match, Rule, WithoutReplacement, WithReplacement
+from eagle_tree.checks import as_path
 from eagle_tree.drafter.base import Drafter
 from eagle_tree.draw import candidates
 from eagle_tree.noise import GumbelRows, Noise
@@ -140,7 +141,7 @@ def most_accepting(
         raise ValueError(f"among={list(among)}: {unknown[0]!r} is not one of {', '.join(RULES)}")
     if temperature == 0:
         return RULES["match"]
-    place = BUNDLED if table == "bundled" else Path(table)
+    place = BUNDLED if table == "bundled" else as_path("table", table)
     if not place.is_file():
         raise FileNotFoundError(f"table={table!r}: no table of rules there (experiments/08_acceptance_rules makes one)")
     rows = pd.read_csv(place)

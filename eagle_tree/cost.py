@@ -21,6 +21,7 @@ import pandas as pd
 from numpy.typing import ArrayLike
 from scipy.optimize import isotonic_regression
 
+from eagle_tree.checks import as_path
 from eagle_tree.files import replacing, write_json
 
 POINT_COLUMNS = ["stage", "n", "context", "batch", "seconds", "low", "high", "repeats"]
@@ -171,7 +172,7 @@ class CostTable:
         Raises:
             FileNotFoundError: there is none. ValueError: a damaged one.
         """
-        folder = Path(folder)
+        folder = as_path("folder", folder)
         points, fields = folder / "cost.parquet", folder / "cost.json"
         if not points.is_file() or not fields.is_file():
             raise FileNotFoundError(f"no cost table in {folder}: measure one, `eagle-tree calibrate folder={folder}`")

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -40,6 +41,21 @@ def write_json(path: str | Path, fields: dict, default: Callable[[object], objec
     """Write fields as indented JSON; `default` (such as `str`) makes text of what JSON has no type for."""
     with replacing(path) as temporary:
         temporary.write_text(json.dumps(fields, indent=2, default=default) + "\n")
+
+
+def read_json(path: Path, *keys: str) -> dict[str, Any]:
+    """The object in a JSON file that must have these keys.
+
+    Raises:
+        ValueError: the file is truncated or damaged, or another.
+    """
+    try:
+        fields = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is truncated or damaged: {error}") from None
+    if not isinstance(fields, dict) or (missing := [key for key in keys if key not in fields]):
+        raise ValueError(f"{path} holds no object{f' with {missing[0]}' if isinstance(fields, dict) else ''}")
+    return fields
 
 
 def write_table(table: pa.Table, path: str | Path) -> None:

@@ -20,7 +20,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from eagle_tree.checks import check_count
+from eagle_tree.checks import as_path, check_count
 
 BUNDLED = Path(__file__).parent / "assets" / "prompts.jsonl"
 KINDS = ("bundled", "questions", "messages", "sharegpt", "text")
@@ -257,7 +257,7 @@ def parse(text: str, path: str | Path, first_line: int) -> Any:
 
 def read(path: str | Path) -> str:
     """The text of a UTF-8 file (a byte-order mark, which some editors write, is dropped)."""
-    file = Path(path)
+    file = as_path("path", path)
     if file.is_dir():
         raise ValueError(f"{path}: is a folder; a file of prompts is needed")
     try:

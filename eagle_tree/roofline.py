@@ -74,6 +74,11 @@ def roofline(
     """
     check_positive("bandwidth", bandwidth)
     check_positive("operations", operations)
+    for name, shape in (("target", target), ("drafter", drafter)):
+        if not isinstance(shape, Mapping):
+            raise ValueError(
+                f"roofline: {name}={shape!r} must be the fields {', '.join(one.name for one in fields(Shape))}"
+            )
     shapes = {"verify": (Shape(**target), POSITIONS), "draft": (Shape(**drafter), WIDTHS)}
     parts = []
     for stage, (shape, n) in shapes.items():

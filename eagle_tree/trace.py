@@ -160,11 +160,7 @@ def trace_settings(
         ValueError: candidates that are drawn by chance: another pass would draw others.
     """
     draw = draw.at(sampling.temperature)
-    if draw.sampled:
-        raise ValueError(
-            f"trace: candidates of draw.kind={draw.kind} are drawn anew by every pass; a trace holds what depends on "
-            "position and path alone: draw.kind=top_k or coupled"
-        )
+    check_settled(draw)
     return {
         **text_settings(target, sampling, max_new_tokens, seed),
         "max_length": target.max_length,
@@ -178,6 +174,15 @@ def trace_settings(
 def draw_of(settings: dict[str, Any]) -> Draw:
     """How the candidates of a trace with these settings were taken."""
     return Draw(**settings["draw"]) if "draw" in settings else TOP_K
+
+
+def check_settled(draw: Draw) -> None:
+    """Raise ValueError for candidates that are drawn by chance: another pass would draw others."""
+    if draw.sampled:
+        raise ValueError(
+            f"trace: candidates of draw.kind={draw.kind} are drawn anew by every pass; a trace holds what depends on "
+            "position and path alone: draw.kind=top_k or coupled"
+        )
 
 
 def check_judged(draw: Draw) -> None:

@@ -230,3 +230,25 @@ def test_a_calibration_of_the_other_event_is_refused():
     policy.check_machine({"greedy": True})
     with pytest.raises(ValueError, match="fitted at T = 0; at T > 0 acceptance is another event"):
         policy.check_machine({"greedy": False})
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ("{", "Expecting property name"),
+        ("[]", "holds no calibration"),
+        ('{"kind": "Temperatures", "temperature": [], "greedy": true}', "temperature=() must be numbers above 0"),
+        ('{"kind": "Temperatures", "temperature": [0], "greedy": true}', "temperature=(0,) must be numbers above 0"),
+        ('{"kind": "Temperatures", "temperature": [NaN], "greedy": true}', "temperature=(nan,) must be numbers"),
+        ('{"kind": "Temperatures", "temperature": ["a"], "greedy": true}', "temperature=('a',) must be numbers"),
+        ('{"kind": "Isotonic", "curve": [], "greedy": true}', "curve of shape (0,) must be one of 65 points"),
+        ('{"kind": "Isotonic", "curve": [[[0.1]]], "greedy": true}', "curve of shape (1, 1, 1) must be one of 65"),
+        (f'{{"kind": "Isotonic", "curve": [[{[2.0] * 65}]], "greedy": true}}', "curve must hold probabilities"),
+    ],
+)
+def test_a_damaged_calibration_is_named(tmp_path, content, named):
+    path = tmp_path / "fit.json"
+    path.write_text(content)
+    with pytest.raises(ValueError) as caught:
+        calibration.load(path)
+    assert str(path) in str(caught.value) and named in str(caught.value)

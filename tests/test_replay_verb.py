@@ -128,6 +128,29 @@ def test_the_rate_optimal_policy_decides_by_the_table_that_times_it(verbs):
     assert "no cost table in cost: measure one" in verbs("replay", *rate)[2]
 
 
+def test_the_measured_rule_is_chosen_at_the_temperature_of_the_trace(verbs, tmp_path):
+    rules = "temperature,rule,k,accepted\n1,match,4,0.4\n1,coupled,4,0.6\n"
+    (tmp_path / "rules.csv").write_text(rules)
+    for folder, drawn in (("trace", []), ("drawn", ["draw.kind=coupled", "temperature=1"])):
+        result_of(verbs("trace", "compare=[]", "policy=chain", f"folder={folder}", *drawn))
+        chosen = ["accept=measured", "accept.table=rules.csv", f"run={folder}-m"]
+        measured = result_of(verbs("replay", "policy=chain", f"trace={folder}", *chosen))
+        rule = "coupled" if drawn else "match"
+        named = result_of(verbs("replay", "policy=chain", f"trace={folder}", f"accept={rule}"))
+        assert measured["policies"] == named["policies"]
+    assert json.loads((tmp_path / "drawn-m" / "run.json").read_text())["config"]["accept"]["temperature"] == 1
+
+
+def test_a_tree_is_sized_by_the_table_that_times_it_if_its_size_is_not_given(verbs):
+    result_of(verbs("trace", "compare=[]", "policy=chain"))
+    tree = ["policy=sequoia", "policy.depth=2", "compare=[]", "cost=h100_8b"]
+    given = result_of(verbs("replay", *tree, "policy.budget=3"))["policies"]["sequoia"]
+    chosen = result_of(verbs("replay", *tree, "policy.budget=null"))["policies"]["sequoia"]
+    assert given["nodes"] == 3 and chosen["nodes"] > 3
+    status, _, errors = verbs("replay", *tree, "policy.budget=3", "policy.cost=cost")
+    assert status == 1 and "sequoia: budget=3 and cost=a table: give the one" in errors
+
+
 def test_a_stopped_recording_goes_on(verbs, target, monkeypatch):
     from eagle_tree.apps import trace as app
 
@@ -179,6 +202,7 @@ def test_mistakes_of_trace_are_named_before_any_work(verbs, tmp_path, arguments,
         (["cost=measured"], "no cost table in cost"),
         (["accept=hybrid"], "accept: Hybrid needs the law q that candidates were drawn from"),
         (["cost=h100_8b", "cost.bandwidth=0"], "bandwidth=0 must be a positive number"),
+        (["cost=h100_8b", "cost.target=null"], "target=None must be the fields parameters"),
         (["cost=h100_8b", "cost.target.layers=-3"], "layers=-3 must be a positive number"),
     ],
 )

@@ -125,12 +125,38 @@ def test_two_sweeps_of_the_same_second_do_not_mix(folder, eagle_tree, monkeypatc
         (["sweep=s", "resume=true", "policy.depth=1,2"], "the sweep in s has other jobs"),
         (["sweep=nowhere", "resume=true"], "there is no sweep in nowhere"),
         (["sweep=t", "polisy.depth=1,2"], "polisy"),
+        (["sweep=s", "resume=yes"], "resume=yes must be true or false"),
+        (["sweep=t", "cost=null"], "cost=null must be one of"),
     ],
 )
 def test_mistakes_of_a_sweep_are_named(folder, eagle_tree, arguments, named):
     assert eagle_tree("replay", "-m", "policy.budget=1,2", "compare=[]", "sweep=s")[0] == 0
     status, _, errors = eagle_tree("replay", "-m", "policy.budget=1,2", "compare=[]", *arguments)
     assert status == 1 and named in errors
+
+
+@pytest.mark.parametrize("damage", ["{", "[]"])
+def test_a_damaged_job_is_named_and_replayed_again(folder, eagle_tree, damage):
+    sweep = ["replay", "-m", "policy.budget=1,2", "compare=[]", "sweep=s"]
+    assert eagle_tree(*sweep)[0] == 0
+    eagle_tree("report", "s")
+    whole = table(folder / "s")
+    run = sorted((folder / "s").glob("job-*/run.json"))[0]
+    run.write_text(damage)
+    status, _, errors = eagle_tree("report", "s")
+    assert status == 1 and str(run.relative_to(folder)) in errors and "Traceback" not in errors
+    assert eagle_tree(*sweep, "resume=True")[0] == 0
+    assert eagle_tree("report", "s")[0] == 0
+    pd.testing.assert_frame_equal(table(folder / "s"), whole)
+
+
+def test_a_damaged_plan_is_named(folder, eagle_tree):
+    sweep = ["replay", "-m", "policy.budget=1,2", "compare=[]", "sweep=s"]
+    assert eagle_tree(*sweep)[0] == 0
+    (folder / "s" / "sweep.json").write_text("{")
+    for arguments in ([*sweep, "resume=true"], ["report", "s"]):
+        status, _, errors = eagle_tree(*arguments)
+        assert status == 1 and "s/sweep.json is truncated or damaged" in errors
 
 
 def test_a_job_is_named_by_what_it_does():
@@ -193,6 +219,19 @@ def test_a_report_of_single_replays_compares_their_policies(folder, eagle_tree):
     assert last(eagle_tree("report", "one", "two")[1])["finished"] == 2
 
 
+def test_a_report_tells_runs_of_one_name_apart(folder, eagle_tree):
+    for name, depth in (("a/one", 1), ("b/one", 2)):
+        arguments = ["policy.top_k=3", f"policy.depth={depth}", "compare=[]", f"run={name}"]
+        assert eagle_tree("replay", *arguments)[0] == 0
+    assert last(eagle_tree("report", "a/one", "b/one", "./a/one")[1])["finished"] == 2
+    rows = table(folder / "a" / "one")
+    assert sorted(rows.label) == [f"{run}/one:{policy}" for run in "ab" for policy in ("autoregressive", "eagle2")]
+    for name in ("s", "t"):
+        assert eagle_tree("replay", "-m", "policy.budget=1,2", "compare=[]", f"sweep={name}")[0] == 0
+    assert last(eagle_tree("report", "s", "t")[1])["finished"] == 4
+    assert table(folder / "s").label.is_unique
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
@@ -202,6 +241,8 @@ def test_a_report_of_single_replays_compares_their_policies(folder, eagle_tree):
         (["one", "rows=0"], "rows=0 must be an integer >= 1"),
         (["one", "other"], "other replays trace"),
         (["bench"], "bench is no replay"),
+        (["cut"], "cut/run.json is truncated or damaged"),
+        (["list"], "list/run.json holds no object"),
     ],
 )
 def test_mistakes_of_a_report_are_named(folder, eagle_tree, arguments, named):
@@ -211,6 +252,9 @@ def test_mistakes_of_a_report_are_named(folder, eagle_tree, arguments, named):
     for name, content in (("other", about), ("bench", {"config": {}})):
         Path(name).mkdir()
         Path(name, "run.json").write_text(json.dumps(content))
+    for name, text in (("cut", "{"), ("list", "[]")):
+        Path(name).mkdir()
+        Path(name, "run.json").write_text(text)
     status, _, errors = eagle_tree("report", *arguments)
     assert status == 1 and named in errors and "Traceback" not in errors
 

@@ -24,7 +24,7 @@ class Typical(Rule):
     except at temperature 0, where it is the match rule.
 
     Attributes:
-        epsilon: hard threshold; alpha: factor of the one that falls with entropy. Both in 0…1, alpha below 1.
+        epsilon: hard threshold; alpha: factor of the one that falls with entropy. Both at least 0 and below 1.
     """
 
     lossless: ClassVar[bool] = False

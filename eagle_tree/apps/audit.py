@@ -38,6 +38,7 @@ def main(arguments: list[str]) -> int:
 def audit(config: DictConfig) -> dict[str, Any]:
     """Decode every prompt three ways and judge where they part; `passed` is False after any real divergence."""
     sampling = Sampling(config.temperature, config.top_k, config.top_p)
+    common.check_length_and_seed(config)
     policy = common.build_policy(config.policy)
     rule, draw = common.build_rule(config)
     if not rule.lossless or not (isinstance(rule, Match) or sampling.greedy):

@@ -19,6 +19,7 @@ from tqdm import tqdm
 from eagle_tree import analysis, plots
 from eagle_tree.accept import Rule
 from eagle_tree.apps import common
+from eagle_tree.checks import check_flag
 from eagle_tree.decode import Generation, generate
 from eagle_tree.drafter.base import Drafter
 from eagle_tree.policy import Policy
@@ -47,8 +48,10 @@ def bench(config: DictConfig) -> dict[str, Any]:
     """Run the benchmark that a config describes."""
     policies = chosen_policies(config)
     sampling = Sampling(config.temperature, config.top_k, config.top_p)
+    common.check_length_and_seed(config)
     rule, draw = common.build_rule(config)
     folder = common.new_run_folder(config, "bench", "run.json", "parts")
+    check_flag("record_nodes", config.record_nodes)
     prompts = common.read_prompts(config.data)
     if not prompts:
         raise ValueError("data: no prompts to decode")

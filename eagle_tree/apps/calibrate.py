@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -22,10 +20,11 @@ from eagle_tree.calibration import (
     fit_temperatures,
     judged_nodes,
 )
-from eagle_tree.checks import check_count, is_count
+from eagle_tree.checks import as_path, check_count, is_count
 from eagle_tree.cost import CostTable, measure
 from eagle_tree.decode import generate
 from eagle_tree.drafter.base import Drafter
+from eagle_tree.files import read_json
 from eagle_tree.policy import Eagle2
 from eagle_tree.record import read_run
 from eagle_tree.target import Target
@@ -48,9 +47,11 @@ def calibrate(config: DictConfig) -> dict[str, Any]:
 
 def fit_confidences(config: DictConfig) -> dict[str, Any]:
     """Fit both families on the node table of a run; judge each on prompts that it was not fitted on."""
-    run = Path(config.nodes)
+    run, folder = as_path("nodes", config.nodes), as_path("folder", config.folder)
     nodes = read_run(run, "nodes")
-    about = json.loads((run / "run.json").read_text())
+    if not (run / "run.json").is_file():
+        raise FileNotFoundError(f"nodes={run} has no run.json, which says what was decoded: the run was interrupted")
+    about = read_json(run / "run.json", "config")
     greedy = about["config"]["temperature"] == 0
     counts = nodes.policy.value_counts()
     policy = config.of_policy or (counts.index[0] if len(counts) else None)
@@ -72,21 +73,24 @@ def fit_confidences(config: DictConfig) -> dict[str, Any]:
         judged = pd.concat(judged)
         errors[name] = expected_calibration_error(judged.calibrated.to_numpy(), judged.label.to_numpy())
         fitted[name] = replace(fit(nodes, greedy), drafter=about.get("drafter_fingerprint"))
-        calibration.save(fitted[name], Path(config.folder) / f"{name}.json")
+        calibration.save(fitted[name], folder / f"{name}.json")
     temperatures = fitted["temperatures"].temperature
     regime = "T = 0" if greedy else "T > 0"
     print(f"{len(nodes)} nodes of {policy} on {len(prompts)} prompts at {regime}; calibration error on other prompts:")
     print("\n".join(common.aligned([{name: f"{value:.4f}" for name, value in errors.items()}])))
     print(f"temperatures by depth: {', '.join(f'{value:.2f}' for value in temperatures)}")
-    return {"folder": config.folder, "greedy": greedy, "calibration_error": errors, "temperatures": temperatures}
+    return {"folder": str(folder), "greedy": greedy, "calibration_error": errors, "temperatures": temperatures}
 
 
 def measure_costs(config: DictConfig) -> dict[str, Any]:
     """Measure the cost table that a config describes."""
-    fields = OmegaConf.to_container(config, resolve=True)
+    fields, folder = OmegaConf.to_container(config, resolve=True), as_path("folder", config.folder)
     for name in ("positions", "widths", "contexts"):
         if not isinstance(fields[name], list) or not fields[name] or not all(map(is_count, fields[name])):
             raise ValueError(f"{name}={fields[name]!r} must be a list of integers >= 1")
+    for name, what in (("positions", "decoding without a tree verifies"), ("widths", "the root's step expands")):
+        if 1 not in fields[name]:
+            raise ValueError(f"{name}={fields[name]!r} must hold 1: {what} one")
     for name in ("repeats", "candidates"):
         check_count(name, fields[name])
     target = common.build_target(config.target)
@@ -95,19 +99,18 @@ def measure_costs(config: DictConfig) -> dict[str, Any]:
     if longest > target.max_length:
         raise ValueError(f"contexts and positions reach {longest}; the target's context is {target.max_length}")
     candidates = min(config.candidates, drafter.vocab_size)
+    widths = [width for width in fields["widths"] if width <= candidates]
     parts = []
     for context in sorted(set(config.contexts)):
         print(f"measuring at a context of {context} tokens …", flush=True)
         token = torch.arange(context, device=target.device) % target.vocab_size
         parts.append(verify_times(target, token, fields["positions"], config.repeats))
-        widths = [width for width in fields["widths"] if width <= candidates or width == 1]
         parts.append(draft_times(target, drafter, token, widths, candidates, config.repeats))
     fixed = fixed_times(target, drafter, min(candidates, 4))
     points = pd.concat(parts, ignore_index=True)
     about = {**common.machine(target), "target_fingerprint": target.fingerprint, "target": target.name}
     about["drafter"] = type(drafter).__name__
     table = CostTable(points, *fixed.quantile([0.5, 0.25, 0.75]).tolist(), about)
-    folder = Path(config.folder)
     table.save(folder)
     plots.save(plots.verify_cost(points), folder / "cost.png")
     print_table(table)

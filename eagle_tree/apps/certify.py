@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from eagle_tree.accept import Rule
 from eagle_tree.apps import common
 from eagle_tree.certify import SAMPLINGS, TOLERANCE, Certificate, World, certificates
-from eagle_tree.checks import check_count
+from eagle_tree.checks import check_count, check_flag
 from eagle_tree.mutants import MUTANTS
 from eagle_tree.simulate import NOISE_MUTANTS, ChiSquare, chi_square
 from eagle_tree.warp import Sampling
@@ -31,8 +31,7 @@ def certify(config: DictConfig) -> dict[str, Any]:
     """Certify rules as a config says; `passed` tells whether all that had to hold did and all mistakes were caught."""
     rules = named_rules(OmegaConf.to_container(config, resolve=True)["rules"])
     for name in ("quick", "mutants"):
-        if not isinstance(config[name], bool):
-            raise ValueError(f"{name}={config[name]!r} must be true or false")
+        check_flag(name, config[name])
     check_count("noise_texts", config.noise_texts, least=0)
     started = time.perf_counter()
     samplings, levels = (QUICK_SAMPLINGS, (1, 2)) if config.quick else (SAMPLINGS, (1, 2, 3))

@@ -25,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from eagle_tree import __version__
 from eagle_tree.accept import Rule
-from eagle_tree.checks import is_count
+from eagle_tree.checks import as_path, check_count, is_count
 from eagle_tree.decode import check_request
 from eagle_tree.drafter.base import Drafter
 from eagle_tree.policy import Policy
@@ -82,9 +82,24 @@ def run_verb(verb: str, task: Callable[[DictConfig], dict[str, Any]], arguments:
                 print(json.dumps({"verb": verb, **result}, default=str), flush=True)
             status = 0 if result.get("passed", True) else 1
 
+    try:
+        check_choices(arguments)
+    except ValueError as error:
+        print(f"eagle-tree {verb}: error: {error}", file=sys.stderr)
+        return status
     sys.argv = [f"eagle-tree {verb}", *arguments]
     hydra_main(version_base="1.3", config_path=str(conf_dir()), config_name=verb)(wrapped)()
     return status
+
+
+def check_choices(arguments: list[str]) -> None:
+    """Raise ValueError for a group of the configuration that is set to nothing: hydra has no message for it."""
+    for argument in arguments:
+        name, _, value = argument.partition("=")
+        folder = conf_dir() / name
+        if value in ("null", "") and is_override(argument) and folder.is_dir():
+            known = ", ".join(sorted(file.stem for file in folder.glob("*.yaml")))
+            raise ValueError(f"{argument} must be one of {known}")
 
 
 def leading_argument(arguments: list[str]) -> tuple[str | None, list[str]]:
@@ -138,10 +153,14 @@ def build_policy(config: DictConfig, cost: DictConfig | None = None) -> Policy:
 
 
 def timed_by(fields: Any, cost: dict[str, Any]) -> Any:
-    """Policy fields in which every `cost`, inner policies' included, is the given one."""
+    """Policy fields in which every `cost` that decides, inner policies' included, is the given one.
+
+    A tree of given size (`policy=sequoia`, without a cost) is not decided by any.
+    """
     if not isinstance(fields, dict):
         return fields
-    other = {"cost": cost, "other_machine": True} if {"cost", "other_machine"} <= fields.keys() else {}
+    decides = {"cost", "other_machine"} <= fields.keys() and (fields["cost"] is not None or fields["budget"] is None)
+    other = {"cost": cost, "other_machine": True} if decides else {}
     return {**{name: timed_by(value, cost) for name, value in fields.items()}, **other}
 
 
@@ -153,6 +172,8 @@ def build_rule(config: DictConfig) -> tuple[Rule, Draw]:
 
 def build_draw(config: DictConfig, default: Draw = TOP_K) -> Draw:
     """How candidates are drawn; of the default's kind where the config names none."""
+    if not isinstance(config, DictConfig):
+        raise ValueError(f"draw={config!r} must be the fields kind, temperature and error_scale")
     fields = OmegaConf.to_container(config, resolve=True)
     return Draw(**{**fields, "kind": fields["kind"] or default.kind})
 
@@ -178,7 +199,10 @@ def listed_policies(config: DictConfig, option: str, cost: DictConfig | None = N
     that differ from the yaml's: `compare=[autoregressive,{policy:eagle2,budget:8}]`. A dot leads into the policy
     inside another: `{policy:calibrated,policy.budget:24}`.
     """
-    return dict(listed_policy(entry, option, cost) for entry in OmegaConf.to_container(config, resolve=True)[option])
+    if not OmegaConf.is_list(config[option]):
+        raise ValueError(f"{option}={config[option]!r} must be a list of policies, such as {option}=[chain]")
+    entries = OmegaConf.to_container(config[option], resolve=True)
+    return dict(listed_policy(entry, option, cost) for entry in entries)
 
 
 def listed_policy(entry: str | dict[str, Any], option: str, cost: DictConfig | None = None) -> tuple[str, Policy]:
@@ -203,6 +227,12 @@ def read_prompts(config: DictConfig) -> list[Prompt]:
     """The prompts of a data config; none if its kind is null. Called before a model is loaded: files have mistakes."""
     fields = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     return load_prompts(**fields) if fields["kind"] is not None else []
+
+
+def check_length_and_seed(config: DictConfig, least: int = 1) -> None:
+    """Raise ValueError for a number of tokens or a seed that is none; called before a model is loaded."""
+    check_count("max_new_tokens", config.max_new_tokens, least)
+    check_count("seed", config.seed, least=0)
 
 
 def check_requests(
@@ -242,8 +272,8 @@ def new_run_folder(config: DictConfig, verb: str, *left: str) -> Path:
         FileExistsError: a run was there before.
     """
     if config.run is None:
-        return Path(config.output) / f"{verb}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-    folder = Path(config.run)
+        return as_path("output", config.output) / f"{verb}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    folder = as_path("run", config.run)
     for name in left:
         if (folder / name).exists():
             raise FileExistsError(f"run={folder} already holds {name}, of an earlier run; name another folder")

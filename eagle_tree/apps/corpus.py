@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
@@ -11,6 +10,7 @@ from tqdm import tqdm
 
 from eagle_tree import corpus
 from eagle_tree.apps import common
+from eagle_tree.checks import as_path
 
 
 def main(arguments: list[str]) -> int:
@@ -21,7 +21,7 @@ def main(arguments: list[str]) -> int:
 def build(config: DictConfig) -> dict[str, Any]:
     """Grow the corpus in `folder` to `sampling.answer_tokens`."""
     settings = common.build(config.sampling)()
-    folder = Path(config.folder)
+    folder = as_path("folder", config.folder)
     prompts = common.read_prompts(config.data)
     target = common.build_target(config.target)
     prompts = [target.encode_chat(list(prompt.messages)) for prompt in prompts]

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from eagle_tree import analysis, plots
 from eagle_tree.apps import common
-from eagle_tree.checks import check_count
+from eagle_tree.checks import as_path, check_count
 from eagle_tree.drafter.base import Drafter
 from eagle_tree.evaluate import Text, answered, check_candidates, covered, follow, measure, read
 from eagle_tree.files import write_json, write_table
@@ -40,10 +40,11 @@ def evaluate(config: DictConfig) -> dict[str, Any]:
     policies = common.listed_policies(config, "policies")
     sampling = Sampling(config.temperature, config.top_k, config.top_p)
     check_count("depths", config.depths)
-    check_count("max_new_tokens", config.max_new_tokens, least=2)  # the first is prefill's own
+    common.check_length_and_seed(config, least=2)  # the first is prefill's own
     if config.get("drafter") is None:
         raise ValueError("drafter: none is given, and a drafter is what is judged")
     folder = common.new_run_folder(config, "evaluate", "evaluation.json")
+    texts_path = folder / "texts.parquet" if config.texts is None else as_path("texts", config.texts)
     prompts = common.read_prompts(config.data)
     if not prompts:
         raise ValueError("data: no prompts to evaluate on")
@@ -57,7 +58,6 @@ def evaluate(config: DictConfig) -> dict[str, Any]:
     common.check_requests(target, drafter, everyone, requests, config.max_new_tokens, sampling)
 
     started = time.perf_counter()
-    texts_path = Path(config.texts) if config.texts is not None else folder / "texts.parquet"
     try:
         stream = answered(texts_path, target, prompts, sampling, config.max_new_tokens, config.seed)
         texts = list(tqdm(stream, "the target's texts", len(prompts), unit="text", dynamic_ncols=True))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,9 @@ from omegaconf import DictConfig, OmegaConf
 from eagle_tree.analysis import tokens_per_pass
 from eagle_tree.apps import common
 from eagle_tree.apps.evaluate import policy_lines
-from eagle_tree.checks import check_count
+from eagle_tree.checks import as_path, check_count
 from eagle_tree.explore import collect, render, select
-from eagle_tree.files import replacing
+from eagle_tree.files import read_json, replacing
 from eagle_tree.record import TABLES, read_run
 from eagle_tree.target import load_tokenizer
 
@@ -33,10 +32,10 @@ def explore(run: str | None, config: DictConfig) -> dict[str, Any]:
     run = config.run if run is None else run
     if run is None:
         raise ValueError("run: name the folder of a recorded run: eagle-tree explore runs/bench-…")
-    folder = Path(run)
+    folder = as_path("run", run)
     policies, prompts = (names(config, option) for option in ("policies", "prompts"))
     check_count("max_passes", config.max_passes)
-    page = folder / "explorer.html" if config.page is None else Path(config.page)
+    page = folder / "explorer.html" if config.page is None else as_path("page", config.page)
     if page.is_dir():
         raise ValueError(f"page={config.page} is a folder; name a file in it")
     tables = read_tables(folder)
@@ -103,10 +102,7 @@ def read_about(folder: Path) -> dict[str, Any] | None:
     path = folder / "run.json"
     if not path.is_file():
         return None
-    try:
-        return json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path} is no JSON: {error}") from None
+    return read_json(path)
 
 
 def run_tokenizer(name: str | None, about: dict[str, Any] | None):

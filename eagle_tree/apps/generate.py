@@ -31,6 +31,7 @@ def answer(prompt: str | None, config: DictConfig) -> dict[str, Any]:
     if config.color not in ("auto", "always", "never"):
         raise ValueError(f"color={config.color!r} is not one of auto, always, never")
     sampling = Sampling(config.temperature, config.top_k, config.top_p)
+    common.check_length_and_seed(config)
     policy = common.build_policy(config.policy)
     rule, draw = common.build_rule(config)
     target = common.build_target(config.target)

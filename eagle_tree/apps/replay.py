@@ -12,13 +12,14 @@ import pandas as pd
 import pyarrow as pa
 import torch
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from tqdm import tqdm
 
 from eagle_tree import __version__, analysis
 from eagle_tree.apps import common, sweep
 from eagle_tree.apps.bench import chosen_policies
 from eagle_tree.bound import fastest
+from eagle_tree.checks import as_path, check_flag
 from eagle_tree.cost import CostTable
 from eagle_tree.files import write_json, write_table
 from eagle_tree.policy import Autoregressive
@@ -39,6 +40,9 @@ def main(arguments: list[str]) -> int:
 
 def alone(config: DictConfig) -> dict[str, Any]:
     """Replay the policies that a config describes."""
+    for name, unset in (("resume", False), ("sweep", None)):
+        if config[name] != unset:
+            raise ValueError(f"{name}={config[name]} is of a sweep, which -m asks for: eagle-tree replay -m …")
     folder = common.new_run_folder(config, "replay", "run.json")
     outcome = replayed(config)
     summary, result = write(outcome, folder, config)
@@ -88,7 +92,8 @@ def known(config: DictConfig) -> tuple[str, str, str]:
     """The arguments of `standards`."""
     cost = config.get("cost")
     fields = None if cost is None else OmegaConf.to_container(cost, resolve=True, throw_on_missing=True)
-    return str(config.trace), stamp(config.trace), json.dumps(fields)
+    folder = as_path("trace", config.trace)
+    return str(folder), stamp(folder), json.dumps(fields)
 
 
 @dataclass(frozen=True)
@@ -109,11 +114,13 @@ class Outcome:
 
 def replayed(config: DictConfig, quiet: bool = False) -> Outcome:
     """Replay all policies of a config."""
-    rule = common.build(config.accept)()
+    check_flag("regret", config.regret)
     policies = chosen_policies(config, config.get("cost"))
     policies.pop(BASELINE, None)
     trace = loaded(*known(config)[:2])
-    check_rule(trace, rule)
+    with open_dict(config):  # a rule may be chosen by it (accept=measured)
+        config.temperature = trace.settings["temperature"]
+    check_rule(trace, common.build(config.accept)())
     for name, policy in policies.items():
         try:
             check_replayable(trace, policy)

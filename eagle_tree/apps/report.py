@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from eagle_tree import analysis, plots
 from eagle_tree.apps import common, sweep
-from eagle_tree.checks import check_count
-from eagle_tree.files import replacing
+from eagle_tree.checks import as_path, check_count
+from eagle_tree.files import read_json, replacing
 from eagle_tree.regret import PARTS, decomposed
 
 COLUMNS = ["label", "policy", "overrides", "prompts", "passes", "nodes", "tau", "tau_low", "tau_high"]
@@ -30,14 +30,20 @@ def main(arguments: list[str]) -> int:
 
 def report(folders: list[str], config: DictConfig) -> dict[str, Any]:
     """Gather, compare and print."""
-    folders = [Path(folder) for folder in (folders or config.runs)]
+    if not folders and not OmegaConf.is_list(config.runs):
+        raise ValueError(f"runs={config.runs!r} must be a list of folders, such as runs=[{config.runs}]")
+    folders = [as_path("runs", folder) for folder in (folders or config.runs)]
+    folders = list({folder.resolve(): folder for folder in folders}.values())  # one that is named twice is one
     if not folders:
         raise ValueError("runs: no folder is given; call: eagle-tree report runs/sweep-…")
     check_count("rows", config.rows)
     complaints: list[str] = []
     runs = [run for folder in folders for run in runs_of(folder, complaints)]
     check_comparable(runs)
-    parts = [entries(run, about, many=len(folders) > 1) for run, about in runs]
+    names = Counter(run.name for run, _ in runs)
+    parts = [
+        entries(run, about, str(run) if names[run.name] > 1 else run.name, many=len(folders) > 1) for run, about in runs
+    ]
     table, sums = [row for rows, _ in parts for row in rows], [of_prompt for _, of_prompt in parts]
     losses = [pd.read_parquet(run / "regret.parquet") for run, _ in runs if (run / "regret.parquet").is_file()]
     print("\n".join(complaints))
@@ -75,28 +81,28 @@ def runs_of(folder: Path, complaints: list[str]) -> list[tuple[Path, dict[str, A
         return [(folder / name, about) for name, about in jobs.finished.items()]
     if not (folder / "run.json").is_file():
         raise FileNotFoundError(f"runs: {folder} holds neither a sweep nor a finished replay")
-    return [(folder, json.loads((folder / "run.json").read_text()))]
+    return [(folder, read_json(folder / "run.json"))]
 
 
 def check_comparable(runs: list[tuple[Path, dict[str, Any]]]) -> None:
     """Raise ValueError for a run that is no replay, or replays of different traces: nothing pairs their prompts."""
     for run, about in runs:
-        if "policies" not in about.get("result", {}) or "chosen" not in about:
+        if "policies" not in (about.get("result") or {}) or "chosen" not in about:
             raise ValueError(f"runs: {run} is no replay")
         if about["result"]["trace"] != (first := runs[0][1]["result"]["trace"]):
             raise ValueError(f"runs: {run} replays trace {about['result']['trace']}, {runs[0][0]} trace {first}")
 
 
-def entries(run: Path, about: dict[str, Any], many: bool) -> tuple[list[dict[str, Any]], pd.DataFrame]:
+def entries(run: Path, about: dict[str, Any], title: str, many: bool) -> tuple[list[dict[str, Any]], pd.DataFrame]:
     """Rows of the table, and sums by label and prompt: of a sweep's job its chosen policy, of a replay all.
 
     Args:
-        many: whether labels must tell replays apart.
+        title: what no other run is called. many: whether labels must tell replays apart.
     """
     policies, sums = about["result"]["policies"], pd.read_parquet(run / "prompts.parquet")
     is_job = (run.parent / "sweep.json").is_file()
     names = [about["chosen"]] if is_job else list(policies)
-    label = {name: run.name if is_job else f"{run.name}:{name}" if many else name for name in names}
+    label = {name: title if is_job else f"{title}:{name}" if many else name for name in names}
     overrides = " ".join(about["overrides"]) if is_job else ""
     known = {"overrides": overrides, "prompts": sums.prompt_id.nunique(), "run": str(run)}
     rows = [{**policies[name], **known, "label": label[name], "policy": name} for name in names]

@@ -31,7 +31,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from eagle_tree.apps import common
-from eagle_tree.files import write_json
+from eagle_tree.files import read_json, write_json
 
 MULTIRUN = {"-m", "--multirun"}
 OF_THE_SWEEP = {"sweep", "resume", "output", "run"}
@@ -91,9 +91,13 @@ def prepare(verb: str, overrides: list[str]) -> Path:
 
     Raises:
         FileNotFoundError: no sweep to resume. FileExistsError: a sweep that is not to be resumed.
-        ValueError: other jobs than those of the sweep to resume.
+        ValueError: other jobs than those of the sweep to resume, or a damaged plan.
     """
-    given, resume = option(overrides, "sweep"), option(overrides, "resume") == "true"
+    common.check_choices(overrides)
+    given, resumed = option(overrides, "sweep"), (option(overrides, "resume") or "false").lower()
+    if resumed not in ("true", "false"):
+        raise ValueError(f"resume={resumed} must be true or false")
+    resume = resumed == "true"
     output = option(overrides, "output") or "runs"
     name = f"sweep-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"  # two of the same second differ
     folder = Path(output) / name if given is None else Path(given)
@@ -103,7 +107,7 @@ def prepare(verb: str, overrides: list[str]) -> Path:
     if not resume and plan.exists():
         raise FileExistsError(f"{folder} already holds a sweep; name another folder, or go on with resume=true")
     jobs = planned(verb, overrides)
-    if resume and json.loads(plan.read_text())["jobs"] != jobs:
+    if resume and read_json(plan, "jobs")["jobs"] != jobs:
         raise ValueError(f"resume: the sweep in {folder} has other jobs; repeat its overrides as they were")
     if not resume:
         write_json(plan, {"verb": verb, "overrides": of_the_job(overrides), "jobs": jobs})
@@ -136,7 +140,11 @@ def run(verb: str, task: Callable[[DictConfig, Path], float], arguments: list[st
     except KeyboardInterrupt:
         print(f"eagle-tree {verb}: interrupted; go on with resume=true sweep={folder}", file=sys.stderr)
         return 130
-    jobs = gathered(folder)
+    try:
+        jobs = gathered(folder)
+    except (ValueError, OSError) as error:
+        print(f"eagle-tree {verb}: error: {error}", file=sys.stderr)
+        return 1
     counts = {"sweep": str(folder), "jobs": len(jobs.planned), "finished": len(jobs.finished)}
     print("\n".join(common.aligned([{name: str(value) for name, value in counts.items()}])))
     print("\n".join(jobs.complaints()))
@@ -149,7 +157,10 @@ def run_job(task: Callable[[DictConfig, Path], float], config: DictConfig) -> fl
     """One job, in its folder: finished before, finished now, or failed with the reason on disk."""
     folder = Path(config.sweep) / job_name(list(HydraConfig.get().overrides.task))
     if (folder / "run.json").is_file():
-        return json.loads((folder / "run.json").read_text())["objective"]
+        try:
+            return read_json(folder / "run.json", "objective")["objective"]
+        except ValueError:  # damaged: it is replayed again
+            pass
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # jobs share the cores
     try:
@@ -191,11 +202,8 @@ def gathered(folder: Path) -> Jobs:
     Raises:
         ValueError: a damaged plan or run.
     """
-    try:
-        plan = json.loads((folder / "sweep.json").read_text())["jobs"]
-        runs = {path.parent.name: json.loads(path.read_text()) for path in sorted(folder.glob("job-*/run.json"))}
-    except (json.JSONDecodeError, KeyError) as error:
-        raise ValueError(f"the sweep in {folder} is damaged: {error}") from None
+    plan = read_json(folder / "sweep.json", "jobs")["jobs"]
+    runs = {path.parent.name: read_json(path, "result") for path in sorted(folder.glob("job-*/run.json"))}
     errors = {path.parent.name: path.read_text().strip() for path in sorted(folder.glob("job-*/error.txt"))}
     failed = {name: why.splitlines()[-1] if why else "" for name, why in errors.items() if name not in runs}
     plan = {name: [] for name in [*runs, *failed]} if plan is None else plan  # a search decides as it goes

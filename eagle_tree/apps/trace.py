@@ -17,7 +17,7 @@ from tqdm import tqdm
 from eagle_tree.appraise import appraised, sample
 from eagle_tree.apps import common
 from eagle_tree.apps.bench import chosen_policies
-from eagle_tree.checks import check_count
+from eagle_tree.checks import as_path, check_count, check_flag
 from eagle_tree.drafter.base import Drafter
 from eagle_tree.evaluate import Text, answered, read
 from eagle_tree.noise import GumbelRows, Noise
@@ -27,6 +27,7 @@ from eagle_tree.trace import (
     Part,
     check_judged,
     check_same,
+    check_settled,
     continued,
     draw_of,
     holds_trace,
@@ -50,13 +51,16 @@ def trace(config: DictConfig) -> dict[str, Any]:
     policies = chosen_policies(config)
     if not any(policy.max_candidates() for policy in policies.values()):
         raise ValueError(f"policy: {', '.join(policies)} never draft: there is nothing to record")
+    if not isinstance(config.trace, DictConfig):
+        raise ValueError(f"trace={config.trace!r} must be the fields target_prob, positions and budget")
     for name in ("positions", "budget"):
         check_count(f"trace.{name}", config.trace[name])
-    if not isinstance(config.trace.target_prob, bool):
-        raise ValueError(f"trace.target_prob={config.trace.target_prob!r} must be true or false")
+    check_flag("trace.target_prob", config.trace.target_prob)
     if config.get("drafter") is None:
         raise ValueError("drafter: none is given, and a drafter is what is recorded")
-    folder = Path(config.folder if config.extend is None else config.extend)
+    where = "folder" if config.extend is None else "extend"
+    folder = as_path(where, config[where])
+    texts_path = folder / "texts.parquet" if config.texts is None else as_path("texts", config.texts)
     parts = read_parts(folder) if config.extend is not None or holds_trace(folder) else []
     prompts = common.read_prompts(config.data) if config.extend is None else []
     if not prompts and not parts:
@@ -64,6 +68,9 @@ def trace(config: DictConfig) -> dict[str, Any]:
     options = parts[0].settings if config.extend is not None else config
     sampling = Sampling(options["temperature"], options["top_k"], options["top_p"])
     draw = draw_of(options) if config.extend is not None else common.build_draw(config.draw)
+    check_settled(draw.at(sampling.temperature))
+    if config.extend is None:
+        common.check_length_and_seed(config)
     if config.trace.target_prob:
         check_judged(draw.at(sampling.temperature))
     seed, max_new_tokens = options["seed"], options["max_new_tokens"]
@@ -84,8 +91,7 @@ def trace(config: DictConfig) -> dict[str, Any]:
     known = {part.text.prompt_id: part for part in parts}
     wanted = parts
     if config.extend is None:
-        path = folder / "texts.parquet" if config.texts is None else Path(config.texts)
-        stream = answered(path, target, texts, sampling, max_new_tokens, seed)
+        stream = answered(texts_path, target, texts, sampling, max_new_tokens, seed)
         wanted = (known_or_new(known, Part(index, text, [], settings)) for index, text in enumerate(stream))
     total = len(texts) or len(parts)
     positions = math.ceil(config.trace.positions / total) if config.trace.target_prob else 0

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from eagle_tree import corpus, plots
 from eagle_tree.apps import common
-from eagle_tree.checks import check_count
+from eagle_tree.checks import as_path, check_count
 from eagle_tree.features import FeatureStore
 from eagle_tree.files import replacing
 from eagle_tree.train import Example, Trainer, batches, examples, token_counts
@@ -30,14 +30,14 @@ def main(arguments: list[str]) -> int:
 def train(config: DictConfig) -> dict[str, Any]:
     """Train to `training.steps`, then write the head into `folder`."""
     settings = common.build(config.training)()
-    folder = Path(config.folder)
+    folder = as_path("folder", config.folder)
     check_count("save_every", config.save_every)
     held_out = common.read_prompts(config.exclude)
     accelerator = Accelerator(cpu=config.target.device == "cpu", device_placement=False)
     if accelerator.num_processes > 1:
         config.target.device = str(accelerator.device)
     target = common.build_target(config.target)
-    sequences = corpus.load(Path(config.corpus), target.fingerprint)
+    sequences = corpus.load(as_path("corpus", config.corpus), target.fingerprint)
     words = [target.encode_words(message["content"]) for prompt in held_out for message in prompt.messages]
     shared = corpus.sharing_words(sequences, words)
     sequences = [sequence for sequence, drop in zip(sequences, shared) if not drop]
@@ -46,7 +46,7 @@ def train(config: DictConfig) -> dict[str, Any]:
         raise ValueError(f"corpus {config.corpus} has {len(data)} usable sequences, fewer than a batch")
     counts = token_counts(sequences, target.vocab_size)
     objective = common.build(config.head)(target=target, counts=counts)
-    features = None if config.features is None else Path(config.features)
+    features = None if config.features is None else as_path("features", config.features)
     store = FeatureStore(target, objective.taps, features)
     trainer = Trainer(target, objective, settings, store, accelerator)
     about = {

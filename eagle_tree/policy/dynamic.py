@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from eagle_tree.checks import check_counts, check_number
+from eagle_tree.checks import check_counts, check_flag, check_number
 from eagle_tree.policy.base import Policy
 from eagle_tree.tree import Draft, Frontier, GrowingTree, stable_topk, top_nodes
 
@@ -47,6 +47,8 @@ class Eagle2(Policy):
 
     def __post_init__(self) -> None:
         check_counts(self, "budget", "top_k", "depth")
+        for name in ("value", "rerank"):
+            check_flag(f"Eagle2: {name}", getattr(self, name))
 
     def max_candidates(self) -> int:
         return self.top_k

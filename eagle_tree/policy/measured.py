@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from eagle_tree.checks import check_count
+from eagle_tree.checks import as_path, check_count, check_flag
 from eagle_tree.cost import CostTable
 from eagle_tree.files import write_json
 from eagle_tree.policy.fixed import Static
@@ -73,7 +73,7 @@ class Accuracy:
         Raises:
             FileNotFoundError: there is none. ValueError: the file holds something else.
         """
-        place = BUNDLED if path == "bundled" else Path(path)
+        place = BUNDLED if path == "bundled" else as_path("accuracy", path)
         if not place.is_file():
             raise FileNotFoundError(
                 f"accuracy={str(path)!r}: there is no file {place}; measure one with `eagle-tree evaluate "
@@ -257,28 +257,31 @@ def sequoia_from_file(
     accuracy: str,
     budget: int | None,
     depth: int,
-    cost: str | None = None,
+    cost: str | CostTable | None = None,
     context: int = 256,
     other_machine: bool = False,
 ) -> Static:
     """Sequoia's tree with the acceptance by rank of a file of `eagle-tree evaluate`, or `bundled`.
 
     Args:
-        budget: nodes; None: as many as a cost table says. cost: the folder of that table, None with a budget.
+        budget: nodes; None: as many as a cost table says. cost: that table, or its folder; None with a budget.
 
     Raises:
         ValueError: both or neither are given.
     """
     if (budget is None) == (cost is None):
+        shown = "a table" if isinstance(cost, CostTable) else repr(cost)
         raise ValueError(
-            f"sequoia: budget={budget!r} and cost={cost!r}: give the one, a number of nodes, or the other, the folder "
+            f"sequoia: budget={budget!r} and cost={shown}: give the one, a number of nodes, or the other, the folder "
             "of a cost table (`eagle-tree calibrate`) that chooses it"
         )
     check_count("sequoia: depth", depth)
+    check_flag("sequoia: other_machine", other_machine)
     acceptance = Accuracy.load(accuracy).by_rank(depth).tolist()
     if cost is None:
         return sequoia(acceptance, budget, depth)
-    return sequoia_sized(acceptance, depth, CostTable.load(cost), context, other_machine)
+    table = cost if isinstance(cost, CostTable) else CostTable.load(cost)
+    return sequoia_sized(acceptance, depth, table, context, other_machine)
 
 
 def checked_rates(name: str, rates: Sequence, dimensions: int) -> list:

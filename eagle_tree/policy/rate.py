@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from eagle_tree.checks import check_counts
+from eagle_tree.checks import check_counts, check_flag
 from eagle_tree.cost import CostTable
 from eagle_tree.policy.base import Policy
 from eagle_tree.policy.dynamic import Eagle2
@@ -103,6 +103,7 @@ class RateOptimal(Policy):
 
     def __post_init__(self) -> None:
         check_counts(self, "budget", "top_k", "depth")
+        check_flag("RateOptimal: other_machine", self.other_machine)
         if self.budget + 1 > self.cost.largest_n:
             raise ValueError(
                 f"RateOptimal: budget={self.budget} needs verify times up to {self.budget + 1} positions; the cost "
