@@ -7,8 +7,11 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from conftest import build_drafter, build_target
 
 from eagle_tree import cost
+from eagle_tree.apps.calibrate import draft_times
 from eagle_tree.cost import CostTable, between_jumps, measure
 
 HERE = {"device": "a processor", "dtype": "float32", "threads": 2}
@@ -107,3 +110,12 @@ def test_the_grid_is_refined_until_the_stairs_are_found(monkeypatch):
 def test_only_jumps_between_distant_neighbours_are_refined():
     medians = {1: 1.0, 2: 5.0, 4: 5.2, 8: 9.0}
     assert between_jumps(medians, tolerance=0.1) == [6]  # 1 and 2 are neighbours; 2 to 4 is within a tenth
+
+
+def test_drafter_steps_are_timed_on_frontiers_wider_than_a_node_has_candidates():
+    """OPT-Tree expands whole levels, so the widest frontier asked for is measured, with 3 candidates a node too."""
+    target = build_target()
+    token = torch.arange(6)
+    with torch.inference_mode():
+        times = draft_times(target, build_drafter(target), token, [1, 2, 8], candidates=3, repeats=1)
+    assert times.n.tolist() == [1, 2, 8]

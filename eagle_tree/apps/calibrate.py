@@ -99,7 +99,7 @@ def measure_costs(config: DictConfig) -> dict[str, Any]:
     if longest > target.max_length:
         raise ValueError(f"contexts and positions reach {longest}; the target's context is {target.max_length}")
     candidates = min(config.candidates, drafter.vocab_size)
-    widths = [width for width in fields["widths"] if width <= candidates]
+    widths = [width for width in fields["widths"] if width <= drafter.vocab_size]
     parts = []
     for context in sorted(set(config.contexts)):
         print(f"measuring at a context of {context} tokens …", flush=True)
@@ -144,14 +144,14 @@ def verify_times(target: Target, token: torch.Tensor, positions: list[int], repe
 def draft_times(
     target: Target, drafter: Drafter, token: torch.Tensor, widths: list[int], candidates: int, repeats: int
 ) -> pd.DataFrame:
-    """Times of a drafter step: width 1 is the root's, two accepted tokens included; others expand its candidates."""
+    """Times of a drafter step: width 1 is the root's, two accepted tokens included; others expand its children."""
     features = target.prefill(token, target.new_cache(), drafter.taps).features if drafter.taps else None
     pending = token[-1:]
     drafter.start(token, features, pending)
     again = None if features is None else features[-2:]
     growing = GrowingTree.from_root(pending)
-    root = Frontier(pending.new_zeros(1), candidates)
-    pool = growing.append(root, drafter.expand(growing, root, None))
+    root, all_children = (Frontier(pending.new_zeros(1), count) for count in (candidates, max(widths)))
+    pool = growing.append(all_children, drafter.expand(growing, all_children, None))
 
     def run(width: int) -> None:
         if width == 1:
