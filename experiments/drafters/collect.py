@@ -17,7 +17,9 @@ def row(folder: Path) -> dict[str, object]:
     about = json.loads((folder / "evaluation" / "evaluation.json").read_text())
     trained = json.loads((folder / "config.json").read_text())["training"]
     result = about["result"]
-    cells: dict[str, object] = {"head": folder.name.replace("_", " "), **trained, "coverage": result["coverage"]}
+    prompts = len(pd.read_parquet(folder / "evaluation" / "prompts.parquet"))
+    cells: dict[str, object] = {"head": folder.name.replace("_", " "), **trained, "prompts": prompts}
+    cells["coverage"] = result["coverage"]
     cells |= {f"n_alpha_{depth}": value for depth, value in enumerate(result["n_alpha"])}
     cells |= {f"hit_{rank}": values[0] for rank, values in result["hit"].items()}
     cells["calibration_error"] = result["calibration_error"]
