@@ -89,8 +89,8 @@ class Isotonic:
         curve = np.array(self.curve, dtype=float)  # raises ValueError for rows of several lengths
         if curve.ndim != 3 or not curve.size or curve.shape[2] != GRID + 1:
             raise ValueError(f"curve of shape {curve.shape} must be one of {GRID + 1} points a depth and rank")
-        if not ((curve > 0) & (curve <= 1)).all():
-            raise ValueError("curve must hold probabilities above 0")
+        if not ((curve >= 0) & (curve <= 1)).all() or not (curve[..., 1:] > 0).all():
+            raise ValueError("curve must hold probabilities, above 0 but for confidence 0")
 
     def edge(self, log_conf: Tensor, depth: Tensor, rank: Tensor) -> Tensor:
         """As `Temperatures.edge`; linear between the grid's points."""

@@ -244,6 +244,7 @@ def test_a_calibration_of_the_other_event_is_refused():
         ('{"kind": "Isotonic", "curve": [], "greedy": true}', "curve of shape (0,) must be one of 65 points"),
         ('{"kind": "Isotonic", "curve": [[[0.1]]], "greedy": true}', "curve of shape (1, 1, 1) must be one of 65"),
         (f'{{"kind": "Isotonic", "curve": [[{[2.0] * 65}]], "greedy": true}}', "curve must hold probabilities"),
+        (f'{{"kind": "Isotonic", "curve": [[{[0.0] * 65}]], "greedy": true}}', "above 0 but for confidence 0"),
     ],
 )
 def test_a_damaged_calibration_is_named(tmp_path, content, named):
