@@ -232,6 +232,23 @@ def test_another_drafter_or_text_does_not_go_into_the_same_trace(verbs, target, 
     monkeypatch.setattr(common, "build_drafter", lambda config, target: build_drafter(target))
     assert "was recorded with drafter" in verbs("trace", "extend=trace", "policy=eagle2")[2]
     monkeypatch.setattr(common, "build_drafter", lambda config, target: guided(target))
-    (tmp_path / "prompts.txt").write_text("7 3 50 11 4\n")
+    (tmp_path / "prompts.txt").write_text("7 3 50 11 4\n\n4 5 6 7\n")
     (tmp_path / "trace" / "texts.parquet").unlink()
     assert "prompt 'text-1' has another text there" in verbs("trace", "policy=eagle2")[2]
+
+
+def test_other_prompts_do_not_go_into_the_same_trace(verbs, tmp_path):
+    def prompts(*ids: int) -> None:
+        rows = [{"id": f"p{one}", "messages": [{"role": "user", "content": f"7 3 {one} 11"}]} for one in ids]
+        (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    arguments = ["data=messages", "data.path=p.jsonl", "compare=[]", "policy=chain"]
+    prompts(4, 5)
+    result_of(verbs("trace", *arguments))
+    prompts(4)
+    assert "recorded 'p5' as prompt 1, which data does not hold" in verbs("trace", *arguments)[2]
+    prompts(6, 4, 5)
+    assert "recorded 'p4' as prompt 0, which data has as prompt 1" in verbs("trace", *arguments)[2]
+    prompts(4, 5, 6)
+    assert result_of(verbs("trace", *arguments))["prompts"] == 3
+    assert [part.index for part in read_parts("trace")] == [0, 1, 2]

@@ -65,6 +65,8 @@ def trace(config: DictConfig) -> dict[str, Any]:
     prompts = common.read_prompts(config.data) if config.extend is None else []
     if not prompts and not parts:
         raise ValueError("data: no prompts to record on")
+    if config.extend is None:
+        check_places(parts, [one.id for one in prompts], folder)
     options = parts[0].settings if config.extend is not None else config
     sampling = Sampling(options["temperature"], options["top_k"], options["top_p"])
     draw = draw_of(options) if config.extend is not None else common.build_draw(config.draw)
@@ -106,6 +108,18 @@ def trace(config: DictConfig) -> dict[str, Any]:
         raise KeyboardInterrupt(f"the finished prompts are kept in {folder}; the same command goes on") from None
     before = (known.get(part.text.prompt_id) for part in done)
     return report(folder, done, sum(part.expansions.num_rows for part in before if part))
+
+
+def check_places(parts: list[Part], prompt_ids: list[str], folder: Path) -> None:
+    """Raise ValueError unless the recorded prompts are some of these, each at its place: replay meets them in order."""
+    place = {prompt_id: index for index, prompt_id in enumerate(prompt_ids)}
+    for part in parts:
+        if (now := place.get(part.text.prompt_id)) != part.index:
+            where = "does not hold" if now is None else f"has as prompt {now}"
+            raise ValueError(
+                f"data: {folder} recorded {part.text.prompt_id!r} as prompt {part.index}, which data {where}; "
+                f"name another folder, or extend={folder} to record more of its own prompts"
+            )
 
 
 def known_or_new(known: dict[str, Part], new: Part) -> Part:
