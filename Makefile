@@ -35,11 +35,11 @@ bench: $(VENV)/installed  ## compare autoregressive, chain and EAGLE-2 decoding 
 	$(VENV)/bin/eagle-tree bench $(ARGS)
 
 reproduce: $(VENV)/installed  ## all numbered experiments (hours, on an idle machine), and the README's table of verdicts
-	export PATH="$(CURDIR)/$(VENV)/bin:$$PATH"; set -e; for run in experiments/[0-9]*/run.sh; do $$run; done; \
+	export PATH="$(CURDIR)/$(VENV)/bin:$$PATH"; set -e; experiments/reproduce.sh experiments/[0-9]*; \
 	  python experiments/summary.py
 
 reproduce-small: $(VENV)/installed  ## the same on two prompts of 8 tokens (minutes); the verdicts say nothing
-	export PATH="$(CURDIR)/$(VENV)/bin:$$PATH"; set -e; for run in experiments/[0-9]*/run.sh; do $$run small; done; \
+	export PATH="$(CURDIR)/$(VENV)/bin:$$PATH"; set -e; experiments/reproduce.sh experiments/[0-9]* small; \
 	  python experiments/summary.py "$${WORK:-experiments/work}/small"
 
 lint: $(VENV)/installed  ## check style and format

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # What the numbered experiments analyse, recorded once. Resumable: a step whose result is there is not done again.
-# usage: recordings.sh [small]     small: two prompts a half, eight tokens, into WORK/small
+# usage: recordings.sh [list] [small]     small: two prompts a half, eight tokens, into WORK/small
+#                                         list: print what is to be done, for steps.py, and do nothing
 # WORK: where recordings go (experiments/work); DTYPE: the target's (float32)
 #
 #   prompts/                    halves of the bundled prompts: fit.jsonl to choose and fit on, judge.jsonl to judge on
@@ -12,6 +13,7 @@
 #                               the target appraises at one position a prompt (half a minute each)
 #   judge/coupled_1             the same texts at T = 1, drafted for with coupled candidates
 set -euo pipefail
+list=false; [ "${1:-}" != list ] || { list=true; shift; }
 here="$(cd "$(dirname "$0")" && pwd)"
 work="$(realpath -m "${WORK:-$here/work}")"
 tokens=128; prompts=null; measured=(); appraised=(trace.target_prob=true trace.positions=15)
@@ -22,7 +24,7 @@ fi
 mkdir -p "$work"
 [ -f "$work/prompts/judge.jsonl" ] || python "$here/split_prompts.py" "$work/prompts"
 
-step() { # DONE VERB [OVERRIDES]: for verbs.py, unless the file DONE is there
+step() { # DONE VERB [OVERRIDES]: for steps.py, unless the file DONE is there
   [ -e "$work/$1" ] || { printf '%q ' "$work/$1" "${@:2}"; echo; }
 }
 on() { # HALF T: sets data
@@ -77,4 +79,4 @@ steps() {
   step judge/coupled_1.done trace "folder=$work/judge/coupled_1" draw.kind=coupled \
     "texts=$work/judge/trace_1/texts.parquet" "compare=[${coupled%,}]" policy=eagle2_published "${data[@]}"
 }
-steps | python "$here/verbs.py"
+if $list; then steps; else steps | python "$here/steps.py"; fi

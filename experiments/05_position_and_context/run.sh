@@ -3,4 +3,4 @@
 # usage: run.sh [small]     WORK: where recordings are (experiments/work)
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
-exec "$here/../analyse.sh" "$here" "$@"
+exec "$here/../reproduce.sh" "$here" "$@"

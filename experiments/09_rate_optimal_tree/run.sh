@@ -6,30 +6,27 @@
 # WORK: where recordings are (experiments/work)
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
-work="$(realpath -m "${WORK:-$here/../work}")"; size=(); out=()
-[ "${1:-}" != small ] || { work+=/small; size=(small); out=("$work/09_rate_optimal_tree"); }
-"$here/../recordings.sh" "${size[@]}"
-python "$here/search.py" "$work" "${size[@]}"
-
-if [ "${1:-}" = live ]; then
-  repeats="${REPEATS:-3}"
-  model=("target.dtype=${DTYPE:-float32}")
-  data=(data=messages "data.path=$work/prompts/judge.jsonl" "data.limit=${PROMPTS:-null}" record_nodes=false "${model[@]}")
-  bench() { # FOLDER OVERRIDES: once; a run that was stopped begins again
-    [ -f "$work/live/$1/run.json" ] || {
-      rm -rf "${work:?}/live/$1"
-      eagle-tree bench "run=$work/live/$1" "${data[@]}" "${@:2}"
-    }
+[ "${1:-}" = live ] || exec "$here/../reproduce.sh" "$here" "$@"
+work="$(realpath -m "${WORK:-$here/../work}")"
+"$here/../recordings.sh"
+python "$here/search.py" "$work"
+repeats="${REPEATS:-3}"
+model=("target.dtype=${DTYPE:-float32}")
+data=(data=messages "data.path=$work/prompts/judge.jsonl" "data.limit=${PROMPTS:-null}" record_nodes=false "${model[@]}")
+bench() { # FOLDER OVERRIDES: once; a run that was stopped begins again
+  [ -f "$work/live/$1/run.json" ] || {
+    rm -rf "${work:?}/live/$1"
+    eagle-tree bench "run=$work/live/$1" "${data[@]}" "${@:2}"
   }
-  for number in $(seq "$repeats"); do  # in another order each time
-    for temperature in ${TEMPERATURES:-0 1}; do
-      bench "judge_${temperature}_$number" "compare=[$(python "$here/search.py" "$work" entries "$temperature" "$number")]" \
-        policy=autoregressive max_new_tokens=128 "temperature=$temperature"
-    done
+}
+for number in $(seq "$repeats"); do  # in another order each time
+  for temperature in ${TEMPERATURES:-0 1}; do
+    bench "judge_${temperature}_$number" "compare=[$(python "$here/search.py" "$work" entries "$temperature" "$number")]" \
+      policy=autoregressive max_new_tokens=128 "temperature=$temperature"
   done
-  [ -f "$work/cost_random/cost.json" ] ||
-    eagle-tree calibrate "folder=$work/cost_random" drafter=random "${model[@]}"
-  bench random drafter=random policy=rate_optimal "policy.cost=$work/cost_random" 'compare=[autoregressive]' \
-    max_new_tokens=512
-fi
-python "$here/analyse.py" "$work" "${out[@]}"
+done
+[ -f "$work/cost_random/cost.json" ] ||
+  eagle-tree calibrate "folder=$work/cost_random" drafter=random "${model[@]}"
+bench random drafter=random policy=rate_optimal "policy.cost=$work/cost_random" 'compare=[autoregressive]' \
+  max_new_tokens=512
+python "$here/analyse.py" "$work"
