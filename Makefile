@@ -38,7 +38,7 @@ reproduce: $(VENV)/installed  ## all numbered experiments (hours, on an idle mac
 	export PATH="$(CURDIR)/$(VENV)/bin:$$PATH"; set -e; experiments/reproduce.sh experiments/[0-9]*; \
 	  python experiments/summary.py
 
-reproduce-small: $(VENV)/installed  ## the same on two prompts of 8 tokens (minutes); the verdicts say nothing
+reproduce-small: $(VENV)/installed  ## the same on two prompts of 6 tokens (minutes); the verdicts say nothing
 	export PATH="$(CURDIR)/$(VENV)/bin:$$PATH"; set -e; experiments/reproduce.sh experiments/[0-9]* small; \
 	  python experiments/summary.py "$${WORK:-experiments/work}/small"
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What the numbered experiments analyse, recorded once. Resumable: a step whose result is there is not done again.
-# usage: recordings.sh [list] [small]     small: two prompts a half, eight tokens, into WORK/small
+# usage: recordings.sh [list] [small]     small: two prompts a half, six tokens, into WORK/small
 #                                         list: print what is to be done, for steps.py, and do nothing
 # WORK: where recordings go (experiments/work); DTYPE: the target's (float32)
 #
@@ -18,7 +18,7 @@ here="$(cd "$(dirname "$0")" && pwd)"
 work="$(realpath -m "${WORK:-$here/work}")"
 tokens=128; prompts=null; measured=(); appraised=(trace.target_prob=true trace.positions=15)
 if [ "${1:-}" = small ]; then
-  work+=/small; tokens=8; prompts=2; appraised=()
+  work+=/small; tokens=6; prompts=2; appraised=()
   measured=(repeats=1 'positions=[1,8,60]' 'widths=[1,10]' 'contexts=[64]')
 fi
 mkdir -p "$work"

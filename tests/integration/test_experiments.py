@@ -1,4 +1,4 @@
-"""With --full: the numbered experiments on two prompts of 8 tokens; every step runs, and says what it found."""
+"""With --full: the numbered experiments on two prompts of 6 tokens; every step runs, and says what it found."""
 
 from __future__ import annotations
 
