@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What the numbered experiments analyse, recorded once. Resumable: a step whose result is there is not done again.
 # usage: recordings.sh [list] [small]     small: two prompts a half, six tokens, into WORK/small
-#                                         list: print what is to be done, for steps.py, and do nothing
+#                                         list: print the steps that are left, for steps.py, in place of doing them
 # WORK: where recordings go (experiments/work); DTYPE: the target's (float32)
 #
 #   prompts/                    halves of the bundled prompts: fit.jsonl to choose and fit on, judge.jsonl to judge on

@@ -6,20 +6,34 @@ python steps.py < STEPS     a step a line, quoted for a shell: a file that says 
 
 from __future__ import annotations
 
+import inspect
+import runpy
 import shlex
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import Any
+
+
+def once(load: Callable[..., Any]) -> Callable[..., Any]:
+    """`load`, called once for the same arguments: by place, by name or by default, as verbs and scripts give them."""
+    signature, cached = inspect.signature(load), cache(load)
+
+    def loaded(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return cached(*bound.args, **bound.kwargs)
+
+    return loaded
 
 
 def main(steps: list[list[str]]) -> int:
     """Run the steps in their order, up to the first that fails; returns its exit status."""
-    import runpy  # the imports take seconds: not where nothing is left to do
-    from functools import cache
-
-    from eagle_tree.apps import cli
+    from eagle_tree.apps import cli  # these imports take seconds: not where nothing is left to do
     from eagle_tree.target import Target
 
-    Target.from_pretrained = cache(Target.from_pretrained)  # it keeps nothing from one step to the next
+    Target.from_pretrained = once(Target.from_pretrained)  # a target keeps nothing from one step to the next
     for done, *words in steps:
         if words[0] == "python":
             sys.argv = words[1:]

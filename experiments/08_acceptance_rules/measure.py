@@ -14,7 +14,6 @@ from itertools import islice
 from pathlib import Path
 
 import pandas as pd
-from omegaconf import OmegaConf
 from tqdm import tqdm
 
 from eagle_tree.accept import (
@@ -26,14 +25,14 @@ from eagle_tree.accept import (
     WithoutReplacement,
     WithReplacement,
 )
-from eagle_tree.apps.common import build_target, conf_dir, machine
+from eagle_tree.apps.common import machine
 from eagle_tree.checkpoint import load_bundled
 from eagle_tree.compare import compare, positions
 from eagle_tree.decode import generate
 from eagle_tree.drafter.base import Drafter
 from eagle_tree.files import replacing, write_json
 from eagle_tree.policy import Chain, Eagle2, specinfer
-from eagle_tree.target import Target
+from eagle_tree.target import BUNDLED, Target
 
 
 @dataclass(frozen=True)
@@ -116,8 +115,7 @@ def main(work: Path, folder: Path, size: Size) -> None:
     wanted = {name: measure for name, measure in TABLES.items() if not (folder / f"{name}.parquet").is_file()}
     if not wanted:
         return
-    described = OmegaConf.load(conf_dir() / "target" / "smollm2.yaml")
-    target = build_target(OmegaConf.merge(described, {"dtype": os.environ.get("DTYPE", "float32")}))
+    target = Target.from_pretrained(BUNDLED, os.environ.get("DTYPE", "float32"))
     drafter, found = load_bundled(target), texts(work)
     write_json(folder / "about.json", machine(target))
     for name, measure in wanted.items():

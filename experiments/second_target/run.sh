@@ -8,7 +8,7 @@ source="$1"
 work="${2:-second_target}"
 model="$work/model"
 target=(target=huggingface "target.name_or_path=$model" target.device=cpu target.dtype=float32)
-[ -f "$model/config.json" ] || python "$here/make_target.py" "$source" "$model" "${TARGET_STEPS:-600}"
+[ -f "$model/config.json" ] || python "$here/make_target.py" "$source" "$model" ${TARGET_STEPS:+"$TARGET_STEPS"}
 eagle-tree corpus "${target[@]}" folder="$work/corpus" sampling.answer_tokens="${ANSWER_TOKENS:-200000}"
 eagle-tree train "${target[@]}" corpus="$work/corpus" folder="$work/drafter" features="$work/features" \
   head.draft_vocab_size=2048 training.sequences_per_step=4 training.steps="${STEPS:-800}"
